@@ -1,0 +1,1 @@
+"""The scheduler core: pure state machines with the time as an argument; no torch, no threads, no clock."""

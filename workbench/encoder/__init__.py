@@ -1,0 +1,1 @@
+"""The encoder step: the CUDA-graph path around the step of NeMo."""

@@ -1,0 +1,1 @@
+"""Measurement: paced load, benchmarks, profiles, cost tables and the digital twin."""

@@ -1,0 +1,1 @@
+"""Recognition at run time: stream state, stages, worker threads, `Recognizer` and `Stream`."""
