@@ -17,6 +17,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, get_args
 
+import numpy as np
+
 Reason = Literal["capacity", "cohort", "ready", "deadline", "drain", "shutdown"]
 REASONS: tuple[Reason, ...] = get_args(Reason)
 QUANTILES = (0.5, 0.95, 0.99)
@@ -25,52 +27,70 @@ _GROWTH = (1 + _ERROR) / (1 - _ERROR)
 _FLOOR_S = 1e-6
 _CEILING_S = 1e4
 _PER_LOG = 1 / math.log(_GROWTH)
-_BEFORE_FLOOR = 1 - math.log(_FLOOR_S) * _PER_LOG
+_BUCKETS = int(math.log(_CEILING_S / _FLOOR_S) * _PER_LOG) + 2
+_RECENT = 4096
 
 
 class Durations:
-    """Quantiles of many durations in seconds in constant memory: at most 1 % off between 1 µs and 10,000 s; count, sum and ends exact."""
+    """Quantiles of many durations in seconds in constant memory: at most 1 % off between 1 µs and 10,000 s; count, sum and ends exact.
+
+    New values wait in a short list and are sorted into the buckets by numpy, a few thousand at a time: that costs a tenth of a logarithm
+    and a dict entry per value, and this runs for every item of every stage.
+    """
 
     def __init__(self) -> None:
-        self.count = 0
-        self.sum_s = 0.0
-        self.min_s = math.inf
-        self.max_s = 0.0
-        self._buckets: dict[int, int] = {}
+        self._count = 0
+        self._sum_s = 0.0
+        self._min_s = math.inf
+        self._max_s = 0.0
+        self._buckets = np.zeros(_BUCKETS, dtype=np.int64)
+        self._recent: list[float] = []
 
     def add(self, values_s: Sequence[float]) -> None:
         """Record durations of 0 s or more."""
-        if not values_s:
-            return
-        buckets, log = self._buckets, math.log
-        for value in values_s:
-            # Bucket 0 holds everything below the floor; values above the ceiling share the last bucket.
-            index = (
-                int(log(value if value < _CEILING_S else _CEILING_S) * _PER_LOG + _BEFORE_FLOOR)
-                if value >= _FLOOR_S
-                else 0
-            )
-            buckets[index] = buckets.get(index, 0) + 1
-        self.count += len(values_s)
-        self.sum_s += sum(values_s)
-        self.min_s = min(self.min_s, min(values_s))
-        self.max_s = max(self.max_s, max(values_s))
+        self._recent.extend(values_s)
+        if len(self._recent) >= _RECENT:
+            self._fold()
+
+    @property
+    def count(self) -> int:
+        """How many durations were recorded."""
+        return self._count + len(self._recent)
+
+    @property
+    def sum_s(self) -> float:
+        """Their sum in seconds."""
+        return self._sum_s + math.fsum(self._recent)
 
     def quantile_s(self, share: float) -> float | None:
         """The value in seconds that `share` (0 to 1) of the durations do not exceed (nearest rank); None when there is none."""
-        rank, seen = max(1, math.ceil(share * self.count)), 0
-        for index, count in sorted(self._buckets.items()):
-            seen += count
-            if seen >= rank:
-                middle = _FLOOR_S * _GROWTH ** (index - 1) * 2 * _GROWTH / (1 + _GROWTH) if index else 0.0
-                return min(max(middle, self.min_s), self.max_s)
-        return None
+        self._fold()
+        if not self._count:
+            return None
+        rank = max(1, math.ceil(share * self._count))
+        index = int(np.searchsorted(np.cumsum(self._buckets), rank))
+        middle = _FLOOR_S * _GROWTH ** (index - 1) * 2 * _GROWTH / (1 + _GROWTH) if index else 0.0
+        return min(max(middle, self._min_s), self._max_s)
 
     def numbers_ms(self, prefix: str) -> dict[str, float | None]:
         """`{prefix}_p50_ms`, `_p95_ms`, `_p99_ms`, `_max_ms`; None where nothing was recorded."""
         found = {f"{prefix}_p{share * 100:g}_ms": self.quantile_s(share) for share in QUANTILES}
-        found[f"{prefix}_max_ms"] = self.max_s if self.count else None
+        found[f"{prefix}_max_ms"] = self._max_s if self._count else None
         return {name: None if value is None else value * 1e3 for name, value in found.items()}
+
+    def _fold(self) -> None:
+        if not self._recent:
+            return
+        values = np.asarray(self._recent)
+        self._recent = []
+        self._count += values.size
+        self._sum_s += float(values.sum())
+        self._min_s = min(self._min_s, float(values.min()))
+        self._max_s = max(self._max_s, float(values.max()))
+        # Bucket 0 holds everything below the floor; values above the ceiling share the last bucket.
+        steps = np.log(np.clip(values, _FLOOR_S, _CEILING_S) / _FLOOR_S) * _PER_LOG
+        indices = np.where(values < _FLOOR_S, 0, steps.astype(np.int64) + 1)
+        self._buckets += np.bincount(indices, minlength=_BUCKETS)
 
 
 class StageMetrics:

@@ -9,16 +9,17 @@
 A state machine: `now` is an argument in seconds on any monotonic scale, and there is no thread and no clock. A driver calls `next_batch`
 whenever its worker is free and sleeps until `next_deadline` or the next submit. Every key has its own queue, so that complete work
 of one key is never held behind the deadline of another. The oldest item of a queue decides for it: by its arrival the deadline and by its
-cohort the size worth waiting for. Every operation costs O(1), or O(log keys) on two heaps of plain ints: the heads by age, and the
-heads whose queue is large enough. A head that moved on leaves a stale number behind, dropped when it surfaces or when more than
-half are stale; that, ordered dicts for withdrawal in O(1), and taking a whole queue at once are what make it fast.
+cohort the size worth waiting for. Every operation costs O(1), or O(log keys) amortised.
+
+What makes it fast, by profile: polling compares one cached time; two heaps of plain ints order the heads, and a head that moved on is
+dropped when it surfaces or when most are stale; a whole queue leaves as one list; waiting times are sorted into buckets thousands at a time.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -28,6 +29,7 @@ from workbench.config import BatchingConfig
 from workbench.errors import ConfigError, QueueFull, StreamClosed
 
 T = TypeVar("T")
+_WITHDRAWN = -1
 
 
 @dataclass(frozen=True)
@@ -48,27 +50,31 @@ class Batch(Generic[T]):
 
 
 class Ticket(Generic[T]):
-    """The receipt of one submitted item; hand it to `cancel` to withdraw the item while it is still queued."""
+    """The receipt of one submitted item; hand it to `cancel` to withdraw the item while it is still queued.
 
-    __slots__ = ("_queue", "arrived_at", "item", "number", "target")
+    number: its place in the order of submission over all keys, -1 once it was withdrawn; arrived_at: when, in seconds.
+    """
+
+    __slots__ = ("_queue", "_target", "arrived_at", "item", "number")
 
     def __init__(self, item: T, number: int, arrived_at: float, target: int, queue: _Queue[T]) -> None:
         self.item = item
         self.number = number
         self.arrived_at = arrived_at
-        self.target = target
+        self._target = target
         self._queue = queue
 
 
 class _Queue(Generic[T]):
-    """The queued tickets of one key by number; `head` and `target` are those of the oldest ticket."""
+    """The tickets of one key, oldest first. `live` are queued, the others withdrawn; the first is live, and `head` and `target` are its."""
 
-    __slots__ = ("cap", "head", "key", "target", "tickets")
+    __slots__ = ("cap", "head", "key", "live", "target", "tickets")
 
     def __init__(self, key: Hashable, cap: int) -> None:
         self.key = key
         self.cap = cap
-        self.tickets: OrderedDict[int, Ticket[T]] = OrderedDict()
+        self.tickets: deque[Ticket[T]] = deque()
+        self.live = 0
         self.head = -1
         self.target = cap
 
@@ -110,9 +116,11 @@ class MicroBatcher(Generic[T]):
         self._heads: dict[int, _Queue[T]] = {}
         self._by_age: list[int] = []
         self._complete: list[int] = []
-        self._queued = 0
         self._submitted = 0
+        self._left = 0
         self._last_arrival = -math.inf
+        # The time from which something may leave: infinite with nothing queued, minus infinite when it may leave now.
+        self._due_at = math.inf
 
     @classmethod
     def from_config(
@@ -130,7 +138,7 @@ class MicroBatcher(Generic[T]):
     @property
     def queued(self) -> int:
         """Items that were accepted and are neither released nor withdrawn."""
-        return self._queued
+        return self._submitted - self._left
 
     def submit(self, item: T, key: Hashable, now: float, cohort: int = 0) -> Ticket[T]:
         """Queue `item` under `key`. `cohort` is how many items of this key are expected together; 0 when that is not known.
@@ -139,34 +147,33 @@ class MicroBatcher(Generic[T]):
         """
         if self.closed:
             raise StreamClosed(f"{self.metrics.name}: closed; work is accepted only before close")
-        if self._queued >= self.max_queue_depth:
+        number = self._submitted
+        if number - self._left >= self.max_queue_depth:
             self.metrics.rejected()
-            raise QueueFull(f"{self.metrics.name}: {self._queued} items queued; allowed is {self.max_queue_depth}")
+            raise QueueFull(f"{self.metrics.name}: {self.queued} items queued; allowed is {self.max_queue_depth}")
         # Threads read the clock before they take the driver's lock; the queue's order stands, so an earlier reading counts as now.
         if now < self._last_arrival:
             now = self._last_arrival
+        self._last_arrival = now
         queue = self._queues.get(key) or self._open(key)
         cap = queue.cap
-        number = self._submitted
         ticket = Ticket(item, number, now, cohort if 0 < cohort < cap else cap, queue)
-        tickets = queue.tickets
-        tickets[number] = ticket
-        self._last_arrival = now
+        queue.tickets.append(ticket)
+        live = queue.live = queue.live + 1
         self._submitted = number + 1
-        self._queued += 1
-        if len(tickets) == 1:
+        if live == 1:
             self._lead(queue)
-        elif len(tickets) == queue.target:
+        elif live == queue.target:
             heapq.heappush(self._complete, queue.head)
+            self._due_at = -math.inf
         return ticket
 
     def next_batch(self, now: float) -> Batch[T] | None:
         """Release the batch whose head is the oldest of all that may leave, or None. Call whenever the worker is free."""
-        queue = self._releasable(now)
-        if queue is None:
+        if now < self._due_at:
             return None
-        compatible, ready = len(queue.tickets), self._queued
-        reason = self._reason(queue)
+        queue = self._oldest_releasable(now)
+        compatible, ready, reason = queue.live, self.queued, self._reason(queue)
         tickets = self._take(queue)
         formed_at = now if now > self._last_arrival else self._last_arrival
         waited_s = tuple([formed_at - ticket.arrived_at for ticket in tickets])
@@ -179,13 +186,9 @@ class MicroBatcher(Generic[T]):
 
         A time that is not in the future means at once.
         """
-        head = self._oldest()
-        if head is None:
+        if self._due_at == math.inf:
             return None
-        arrived_at = head.tickets[head.head].arrived_at
-        if self.closed or self._first_complete() is not None:
-            return arrived_at
-        return arrived_at + self.max_queue_delay_s
+        return self._due_at if self._due_at > -math.inf else self._oldest().tickets[0].arrived_at
 
     def finish(self, batch: Batch[T], now: float) -> None:
         """The batch was executed, or failed; call once per released batch."""
@@ -194,19 +197,28 @@ class MicroBatcher(Generic[T]):
 
     def cancel(self, ticket: Ticket[T]) -> bool:
         """Withdraw an item. True if it was still queued; False if it had been released or withdrawn before."""
-        queue, number = ticket._queue, ticket.number
-        if self._queues.get(queue.key) is not queue or queue.tickets.pop(number, None) is None:
+        queue = ticket._queue
+        # A released or withdrawn ticket has a lower number than the head of its queue; a queue that emptied was forgotten.
+        number = ticket.number
+        if self._queues.get(queue.key) is not queue or number < queue.head:
             return False
-        self._queued -= 1
+        ticket.number = _WITHDRAWN
+        queue.live -= 1
+        self._left += 1
         self.metrics.cancelled()
         if queue.head == number:
             self._follow(queue)
+        if len(queue.tickets) > 2 * queue.live + 16:
+            queue.tickets = deque(ticket for ticket in queue.tickets if ticket.number != _WITHDRAWN)
+        self._drop_stale()
+        self._set_due()
         return True
 
     def close(self, now: float) -> None:
         """Refuse new work; what is queued leaves at once, oldest head first. `now` is the time of the decision, in seconds."""
         self.closed = True
         self._last_arrival = max(self._last_arrival, now)
+        self._set_due()
 
     def _open(self, key: Hashable) -> _Queue[T]:
         cap = self.cap if self._cap_for is None else max(1, min(self.cap, self._cap_for(key)))
@@ -215,71 +227,96 @@ class MicroBatcher(Generic[T]):
 
     def _lead(self, queue: _Queue[T]) -> None:
         """Enter the first ticket of a queue as its head."""
-        number, ticket = next(iter(queue.tickets.items()))
-        queue.head, queue.target = number, ticket.target
+        ticket = queue.tickets[0]
+        number = queue.head = ticket.number
+        queue.target = ticket._target
         self._heads[number] = queue
         heapq.heappush(self._by_age, number)
-        if len(queue.tickets) >= ticket.target:
+        if queue.live >= queue.target:
             heapq.heappush(self._complete, number)
+            self._due_at = -math.inf
+        else:
+            self._due_at = min(self._due_at, self._deadline(ticket))
 
     def _follow(self, queue: _Queue[T]) -> None:
-        """The head of a queue left: the next ticket leads it, or the key is forgotten."""
+        """The head of a queue left: the next live ticket leads it, or the key is forgotten."""
         del self._heads[queue.head]
-        if queue.tickets:
-            self._lead(queue)
-        else:
+        if not queue.live:
             del self._queues[queue.key]
+            queue.tickets.clear()  # withdrawn tickets point back at the queue
+        else:
+            while queue.tickets[0].number == _WITHDRAWN:
+                queue.tickets.popleft()
+            self._lead(queue)
+
+    def _drop_stale(self) -> None:
+        """Keep the heaps within a fixed multiple of the heads they order."""
         limit = 2 * len(self._heads) + 64
         if len(self._by_age) > limit:
             self._by_age = sorted(self._heads)
         if len(self._complete) > limit:
-            self._complete = sorted(n for n, q in self._heads.items() if len(q.tickets) >= q.target)
+            self._complete = sorted(number for number, queue in self._heads.items() if queue.live >= queue.target)
 
-    def _oldest(self) -> _Queue[T] | None:
+    def _deadline(self, head: Ticket[T]) -> float:
+        return head.arrived_at + self.max_queue_delay_s if self.max_queue_delay_s else -math.inf
+
+    def _set_due(self) -> None:
+        if not self._heads:
+            self._due_at = math.inf
+        elif self.closed or self._oldest_complete() is not None:
+            self._due_at = -math.inf
+        else:
+            self._due_at = self._deadline(self._oldest().tickets[0])
+
+    def _oldest(self) -> _Queue[T]:
+        """The queue with the oldest head; something is queued."""
         by_age, heads = self._by_age, self._heads
-        while by_age and by_age[0] not in heads:
+        while by_age[0] not in heads:
             heapq.heappop(by_age)
-        return heads[by_age[0]] if by_age else None
+        return heads[by_age[0]]
 
-    def _first_complete(self) -> _Queue[T] | None:
+    def _oldest_complete(self) -> _Queue[T] | None:
+        """Of the queues with as many items as their head waits for, the one with the oldest head."""
         complete, heads = self._complete, self._heads
         while complete:
             queue = heads.get(complete[0])
-            if queue is not None and len(queue.tickets) >= queue.target:
+            if queue is not None and queue.live >= queue.target:
                 return queue
             heapq.heappop(complete)
         return None
 
-    def _releasable(self, now: float) -> _Queue[T] | None:
+    def _oldest_releasable(self, now: float) -> _Queue[T]:
+        """Of the queues that may leave the one with the oldest head; `_due_at` has come, so there is one."""
         oldest = self._oldest()
-        if oldest is None:
-            return None
-        # With no delay the worker being free is the whole rule; no comparison of times is needed.
-        if self.closed or not self.max_queue_delay_s:
+        if self.closed or now >= self._deadline(oldest.tickets[0]):
             return oldest
-        if now >= oldest.tickets[oldest.head].arrived_at + self.max_queue_delay_s:
-            return oldest
-        return self._first_complete()
+        return self._oldest_complete() or oldest
 
     def _reason(self, queue: _Queue[T]) -> Reason:
-        size = len(queue.tickets)
         if self.closed:
             return "shutdown"
-        if size >= queue.cap:
+        if queue.live >= queue.cap:
             return "capacity"
-        if size >= queue.target:
+        if queue.live >= queue.target:
             return "cohort"
         return "deadline" if self.max_queue_delay_s else "drain"
 
     def _take(self, queue: _Queue[T]) -> list[Ticket[T]]:
-        """Remove and return the oldest tickets of a queue, at most its cap."""
+        """Remove and return the oldest live tickets of a queue, at most its cap."""
         tickets = queue.tickets
-        if len(tickets) <= queue.cap:
-            taken = list(tickets.values())
-            tickets.clear()
+        size = min(queue.live, queue.cap)
+        if size == len(tickets):
+            taken, queue.tickets = list(tickets), deque()
         else:
-            taken = [tickets.popitem(last=False)[1] for _ in range(queue.cap)]
-        self._queued -= len(taken)
-        self.in_flight += len(taken)
+            taken = []
+            while len(taken) < size:
+                ticket = tickets.popleft()
+                if ticket.number != _WITHDRAWN:
+                    taken.append(ticket)
+        queue.live -= size
+        self._left += size
+        self.in_flight += size
         self._follow(queue)
+        self._drop_stale()
+        self._set_due()
         return taken
