@@ -6,7 +6,7 @@ spoken, and latency = completion - due, never completion - send: a slow generato
     schedule = build_schedule(LoadConfig(streams=32, seconds=60.0), geometry, clip_samples=[48000, 81000])
     for row in range(len(schedule)):        # in the order of schedule.due_s; a runner sleeps, pushes, and notes times
         ...                                 # push the utterance's samples up to schedule.stop_samples[row]; if final: finish()
-    numbers = summarise(schedule, sent_s, completed_s)     # refuses a run whose generator lagged
+    record = run_record("paced", config, schedule, (sent_s, completed_s), stages)    # refuses a run whose generator lagged
 
 Every utterance has exactly one final row, due when its last sample was spoken; it carries the chunk that the end cuts short, or no
 chunk at all (`mel_frames` 0) where everything had been ready before. Pure: numpy, no clock, no threads.
@@ -21,13 +21,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from workbench.config import LoadConfig
+from workbench.config import Config, LoadConfig, to_dict
 from workbench.errors import ConfigError, RecordError
 from workbench.geometry import StreamGeometry
-from workbench.results import percentiles_ms
+from workbench.results import Record, environment, percentiles_ms
 
 MIN_LATENESS_BOUND_S = 0.005
 LATENESS_SHARE_OF_CHUNK = 0.05
+# Shares at which a run's latency distribution is kept: enough to draw it, small enough to commit.
+QUANTILES = (*(point / 100 for point in range(100)), 0.995, 0.999, 1.0)
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -154,6 +156,36 @@ def summarise(
         "generator_late_max_ms": float(lateness.max()) * 1e3,
         "generator_bound_ms": bound * 1e3,
     }
+
+
+def run_record(
+    kind: str,
+    config: Config,
+    schedule: Schedule,
+    times_s: tuple[ArrayLike, ArrayLike],
+    stages: Sequence[dict[str, Any]],
+    host: dict[str, Any] | None = None,
+) -> Record:
+    """The record of one run over a schedule; `paced` (real) and `twin` (simulated) runs get the same names from here.
+
+    times_s: seconds sent and completed, per row. stages: `StageMetrics.snapshot()` of each batching stage. host: the
+    environment, found anew if None. rows: the latency distribution, one row per quantile.
+    """
+    sent_s, completed_s = times_s
+    numbers = summarise(schedule, sent_s, completed_s)
+    latency_ms = (np.asarray(completed_s, dtype=np.float64) - schedule.due_s) * 1e3
+    columns: dict[str, list[float | None]] = {"share": list(QUANTILES)}
+    for name, mask in (("latency_ms", ~schedule.final), ("final_ms", schedule.final)):
+        values = latency_ms[mask]
+        columns[name] = np.quantile(values, QUANTILES).tolist() if values.size else [None] * len(QUANTILES)
+    return Record(
+        kind=kind,
+        config=to_dict(config),
+        numbers=numbers,
+        rows=[dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)],
+        counters={"stages": list(stages)},
+        environment=environment() if host is None else host,
+    )
 
 
 def _speak(

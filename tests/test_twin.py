@@ -1,0 +1,256 @@
+"""The twin against queues whose answer is known, and against the rules that every run must keep."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workbench.config import Config, LoadConfig, load_config
+from workbench.errors import ConfigError, RecordError
+from workbench.geometry import StreamGeometry
+from workbench.measure.loadgen import Schedule, build_schedule, run_record
+from workbench.measure.twin import CostTable, simulate
+from workbench.results import Record
+
+GEOMETRY = StreamGeometry(56, 0)
+CLIPS = [23_000, 40_000, 61_000]
+
+
+def costs(per_batch: dict[int, float], spread: float = 1.0, shape: str | int = "steady", **extra: Any) -> CostTable:
+    """A table with p95 = spread × p50."""
+    rows = [
+        {"stage": "step", "batch": b, "shape": shape, "ms_p50": ms, "ms_p95": spread * ms, **extra}
+        for b, ms in per_batch.items()
+    ]
+    return CostTable.from_record(Record(kind="costs", rows=rows))
+
+
+def configured(streams: int, seconds: float = 4.0, starts: str = "staggered", **batching: Any) -> Config:
+    """Batching on, one arena row per stream."""
+    options = {"enabled": True, "max_batch_size": 8, "max_queue_delay_us": 0, "state_arena_slots": streams, **batching}
+    return load_config(
+        {"asr": {"batching": options}, "load": {"streams": streams, "seconds": seconds, "starts": starts}}
+    )
+
+
+def scheduled(config: Config, clips: list[int] | None = None) -> Schedule:
+    """The schedule of the configuration's load."""
+    return build_schedule(config.load, GEOMETRY, clips or CLIPS)
+
+
+def completions(record: Record, name: str = "latency_ms") -> list[float]:
+    """The stored latency distribution."""
+    return [row[name] for row in record.rows]
+
+
+def test_a_lone_stream_pays_the_delay_and_the_step_or_with_its_cohort_known_the_step_alone() -> None:
+    config = configured(1, max_queue_delay_us=5000, state_arena_slots=8)
+    schedule, table = scheduled(config, [64_000]), costs({1: 12.0})
+    waiting = simulate(config, table, schedule)
+    assert waiting.numbers["latency_p50_ms"] == pytest.approx(17.0)
+    assert waiting.numbers["latency_p99_ms"] == pytest.approx(17.0)
+    assert set(waiting.counters["stages"][0]["reasons"]) == {"deadline"}
+    known = simulate(config, table, schedule, cohort=1)
+    assert known.numbers["latency_p99_ms"] == pytest.approx(12.0)
+    assert set(known.counters["stages"][0]["reasons"]) == {"cohort"}
+
+
+@pytest.mark.parametrize("extra_ms", [3.0, 11.0])
+def test_a_step_slowed_by_a_known_amount_shows_up_in_every_percentile(extra_ms: float) -> None:
+    config = configured(1)
+    schedule = scheduled(config, [64_000])
+    fast, slow = (simulate(config, costs({1: 10.0 + more}), schedule).numbers for more in (0.0, extra_ms))
+    for name in ("latency_p50_ms", "latency_p95_ms", "latency_p99_ms", "final_p95_ms"):
+        assert slow[name] - fast[name] == pytest.approx(extra_ms)
+
+
+def test_batches_of_one_agree_with_the_recursion_of_a_single_server_queue() -> None:
+    config = configured(6, seconds=8.0, max_batch_size=1)
+    # 6 × 11 ms of every 80 ms: busy, and no chunk falls due before the one before it is done.
+    schedule, service_s = scheduled(config, [128_000]), 0.011
+    free_s, latency_ms = 0.0, []
+    for due_s, mel, final in zip(schedule.due_s, schedule.mel_frames, schedule.final, strict=True):
+        if mel:
+            free_s = max(free_s, due_s) + service_s
+            if not final:
+                latency_ms.append((free_s - due_s) * 1e3)
+    record = simulate(config, costs({1: 11.0}), schedule)
+    for point in (50, 95, 99):
+        assert record.numbers[f"latency_p{point}_ms"] == pytest.approx(np.percentile(latency_ms, point), rel=1e-6)
+    assert record.numbers["busy_share"] == pytest.approx(6 * 11 / 80, abs=0.02)
+
+
+def test_aligned_streams_share_one_batch_and_staggered_ones_do_not() -> None:
+    table = costs({1: 5.0, 8: 8.0})
+    together = configured(8, starts="aligned")
+    record = simulate(together, table, scheduled(together, [48_000]))
+    assert record.numbers["latency_p50_ms"] == pytest.approx(8.0)
+    assert record.counters["stages"][0]["batch_sizes"].keys() == {"8"}
+    apart = configured(8, starts="staggered")
+    sizes = simulate(apart, table, scheduled(apart, [48_000])).counters["stages"][0]["batch_sizes"]
+    assert sizes["1"] > sizes.get("8", 0)
+
+
+def test_a_longer_delay_makes_larger_batches() -> None:
+    sizes = []
+    for delay_us in (0, 10_000, 40_000):
+        config = configured(8, max_queue_delay_us=delay_us)
+        stage = simulate(config, costs({1: 2.0, 8: 4.0}), scheduled(config)).counters["stages"][0]
+        sizes.append(stage["batch_size_mean_items"])
+    assert sizes[0] < sizes[1] < sizes[2]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    streams=st.integers(1, 9),
+    cap=st.integers(1, 12),
+    delay_us=st.sampled_from([0, 500, 5000, 50_000, 300_000]),
+    depth=st.sampled_from([1, 3, 2048]),
+    step_ms=st.sampled_from([0.5, 9.0, 45.0]),
+    starts=st.sampled_from(["staggered", "aligned"]),
+    seed=st.integers(0, 5),
+)
+def test_every_chunk_completes_once_in_the_order_of_its_stream(
+    streams: int, cap: int, delay_us: int, depth: int, step_ms: float, starts: str, seed: int
+) -> None:
+    config = configured(streams, 2.0, starts, max_batch_size=cap, max_queue_delay_us=delay_us, max_queue_depth=depth)
+    schedule = build_schedule(LoadConfig(streams=streams, seconds=2.0, starts=starts, seed=seed), GEOMETRY, CLIPS)  # type: ignore[arg-type]
+    seen: dict[str, Any] = {}
+
+    def keep(kind: str, config: Config, schedule: Schedule, times: Any, stages: Any, host: Any) -> Record:
+        seen["completed"] = np.asarray(times[1])
+        return run_record(kind, config, schedule, times, stages, host)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("workbench.measure.twin.run_record", keep)
+        record = simulate(config, costs({1: step_ms, 8: 2 * step_ms}, spread=1.3), schedule)
+    completed, stage = seen["completed"], record.counters["stages"][0]
+    for stream in range(streams):
+        assert np.all(np.diff(completed[schedule.stream == stream]) >= 0)
+    work = schedule.mel_frames > 0
+    assert np.all(completed[work] - schedule.due_s[work] >= step_ms * 1e-3 - 1e-9)
+    assert stage["items"] == work.sum() == sum(int(size) * count for size, count in stage["batch_sizes"].items())
+    assert sum(stage["reasons"].values()) == stage["batches"] == stage["finished_batches"]
+    assert stage["batch_size_max_items"] <= min(cap, depth, streams)
+    assert record.numbers["retries"] >= (stage["rejected_items"] > 0)
+    assert 0 < record.numbers["busy_share"] <= 1
+
+
+def test_a_full_queue_delays_and_never_loses() -> None:
+    config = configured(8, starts="aligned", max_batch_size=4, max_queue_depth=4)
+    tight = simulate(config, costs({1: 5.0, 8: 8.0}), scheduled(config, [48_000]))
+    roomy = configured(8, starts="aligned", max_batch_size=4)
+    easy = simulate(roomy, costs({1: 5.0, 8: 8.0}), scheduled(roomy, [48_000]))
+    assert tight.numbers["retries"] > 0 and easy.numbers["retries"] == 0
+    assert tight.counters["stages"][0]["rejected_items"] > 0
+    assert tight.counters["stages"][0]["items"] == easy.counters["stages"][0]["items"]
+
+
+def test_the_same_inputs_give_the_same_record_and_the_seed_changes_the_draws() -> None:
+    config = configured(4)
+    schedule, table = scheduled(config), costs({1: 10.0, 8: 15.0}, spread=1.5)
+    first, again = simulate(config, table, schedule), simulate(config, table, schedule)
+    assert first.numbers == again.numbers and first.rows == again.rows and first.counters == again.counters
+    other = load_config({"asr": {"batching": {"enabled": True}}, "load": {"streams": 4, "seconds": 4.0, "seed": 1}})
+    assert simulate(other, table, schedule).numbers["latency_p50_ms"] != first.numbers["latency_p50_ms"]
+
+
+def test_batching_off_is_one_stream_at_a_time_with_no_wait() -> None:
+    config = configured(4, enabled=False, max_queue_delay_us=50_000, state_arena_slots=1)
+    stage = simulate(config, costs({1: 3.0}), scheduled(config)).counters["stages"][0]
+    assert stage["batch_sizes"].keys() == {"1"} and stage["queue_wait_p50_ms"] < 3.0
+
+
+def test_more_streams_than_rows_are_refused_with_the_key() -> None:
+    config = configured(5, state_arena_slots=4)
+    with pytest.raises(ConfigError, match="state_arena_slots: got 4 for 5 live streams"):
+        simulate(config, costs({1: 1.0}), scheduled(config))
+
+
+def test_a_run_has_the_names_of_every_run_and_says_what_was_guessed() -> None:
+    config = configured(8, max_queue_delay_us=80_000, max_batch_size=16)
+    schedule = scheduled(config)
+    record = simulate(config, costs({1: 2.0, 2: 3.0}), schedule)
+    real = run_record("paced", config, schedule, (schedule.due_s, schedule.due_s + 0.01), [])
+    assert real.numbers.keys() <= record.numbers.keys() and real.rows[0].keys() == record.rows[0].keys()
+    assert record.kind == "twin" and record.config["load"]["streams"] == 8
+    assert 0 < record.numbers["extrapolated_share"] < 1
+    assert "beyond the measured batch sizes" in record.notes[0]
+    assert completions(record) == sorted(completions(record))
+
+
+def test_costs_between_measured_sizes_are_interpolated_and_beyond_them_extended() -> None:
+    table = costs({2: 10.0, 4: 14.0, 8: 16.0})
+    middle = {batch: float(table.quantiles_ms("steady", batch)[128]) for batch in (1, 2, 3, 4, 6, 8, 16)}
+    assert middle == pytest.approx({1: 8.0, 2: 10.0, 3: 12.0, 4: 14.0, 6: 15.0, 8: 16.0, 16: 20.0})
+    assert [table.covers("steady", batch) for batch in (1, 2, 5, 8, 9)] == [False, True, True, True, False]
+    falling = costs({4: 10.0, 8: 9.0})  # noise: never cheaper than the largest measured batch
+    assert falling.quantiles_ms("steady", 64)[0] == pytest.approx(9.0)
+    single = costs({4: 10.0})
+    assert single.quantiles_ms("steady", 8)[0] == pytest.approx(20.0)
+    assert single.quantiles_ms("steady", 1)[0] == pytest.approx(10.0)
+
+
+def test_the_spread_of_the_samples_is_kept() -> None:
+    samples = np.random.default_rng(0).gamma(4.0, 2.0, 500)
+    table = costs({1: 1.0, 2: 1.0}, samples_ms=samples.tolist())
+    assert np.percentile(table.quantiles_ms("steady", 1), [5, 50, 95]) == pytest.approx(
+        np.percentile(samples, [5, 50, 95]), rel=0.02
+    )
+    config = configured(1, seconds=60.0)
+    numbers = simulate(config, table, scheduled(config)).numbers
+    assert numbers["latency_p50_ms"] == pytest.approx(np.percentile(samples, 50), rel=0.1)
+    assert numbers["latency_p95_ms"] == pytest.approx(np.percentile(samples, 95), rel=0.1)
+    percentiles_only = costs({1: 10.0}, spread=1.9).quantiles_ms("steady", 1)
+    assert np.quantile(percentiles_only, [0.1, 0.5, 0.95]) == pytest.approx([10.0, 10.0, 19.0], rel=1e-3)
+
+
+def test_the_shape_of_a_step_decides_its_cost() -> None:
+    by_role = CostTable.from_record(
+        Record(
+            kind="costs",
+            rows=[
+                {"stage": "step", "batch": 1, "shape": shape, "ms_p50": ms, "ms_p95": ms}
+                for shape, ms in (("first", 1.0), ("steady", 2.0), ("final", 3.0), (12, 4.0))
+            ],
+        )
+    )
+    keys = {(1, 0, False): "first", (17, 2, False): "steady", (14, 2, True): "final", (12, 2, True): "12"}
+    assert {key: by_role.shape_for(key) for key in keys} == keys
+    assert costs({1: 1.0}).shape_for((14, 2, True)) == "steady"
+    by_frames = CostTable({"9": by_role.curves["first"], "17": by_role.curves["steady"]})
+    assert [by_frames.shape_for((mel, 2, False)) for mel in (3, 9, 10, 17, 40)] == ["9", "9", "17", "17", "17"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "row", "message"),
+    [
+        ("paced", {}, "kind 'paced'"),
+        ("costs", {"stage": "decoder"}, "no rows of stage 'step'; the record has decoder"),
+        ("costs", {"ms_p50": 0.0, "ms_p95": 0.0}, "not positive"),
+        ("costs", {"samples_ms": [1.0, float("nan")]}, "not positive"),
+        ("costs", {"batch": 0}, "not positive"),
+    ],
+)
+def test_a_record_that_is_no_cost_table_is_refused(kind: str, row: dict[str, Any], message: str) -> None:
+    whole = {"stage": "step", "batch": 1, "shape": "steady", "ms_p50": 1.0, "ms_p95": 1.0, **row}
+    with pytest.raises(RecordError, match=message):
+        CostTable.from_record(Record(kind=kind, rows=[whole]))
+
+
+def test_a_fingerprint_changes_with_any_measurement() -> None:
+    assert costs({1: 1.0, 2: 2.0}).digest() == costs({1: 1.0, 2: 2.0}).digest()
+    assert costs({1: 1.0, 2: 2.0}).digest() != costs({1: 1.0, 2: 2.1}).digest()
+
+
+@pytest.mark.parametrize("module", ["measure.loadgen", "measure.twin"])
+def test_no_gpu_library_is_loaded(module: str) -> None:
+    code = f"import sys, workbench.{module}; print([m for m in ('torch', 'nemo', 'matplotlib', 'optuna') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,281 @@
+"""Digital twin: the recogniser's own scheduler on a virtual clock, with step costs that were measured.
+
+Why: a tuning study needs hundreds of runs, and minutes of live traffic take minutes. Here only the device is replaced, by a
+table of measured milliseconds per batch size; the queues, their rules and the load are the very code that runs live.
+
+    costs = CostTable.from_record(Record.load("runs/costs.json"))
+    schedule = build_schedule(config.load, geometry, clip_samples)
+    simulate(config, costs, schedule).numbers["latency_p95_ms"]
+
+One worker takes one batch at a time and is busy for its cost. A stream's next chunk is submitted when its previous one is
+finished, as a live stream does, because a step needs the state that the step before it left. A chunk that a full queue refuses is
+offered again when the worker finishes a batch, its latency running on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import math
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workbench.batching.metrics import StageMetrics
+from workbench.batching.microbatcher import Batch, MicroBatcher
+from workbench.config import Config, effective_batch_cap
+from workbench.errors import ConfigError, QueueFull, RecordError
+from workbench.measure.loadgen import Schedule, run_record
+from workbench.results import Record, environment
+
+STAGE = "step"
+# (mel frames, outputs dropped, ends the utterance): work with an equal key has equal tensor shapes.
+StepKey = tuple[int, int, bool]
+_GRID = np.linspace(0.0, 1.0, 257)
+_DRAWS = 4096
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """Milliseconds of one step: per shape the measured batch sizes (ascending) and, for each, a row of quantiles on an even grid.
+
+    Shapes are numbers of mel frames or the roles `first`, `steady`, `final`.
+    """
+
+    curves: dict[str, tuple[tuple[int, ...], Floats]]
+
+    @classmethod
+    def from_record(cls, record: Record, stage: str = STAGE) -> CostTable:
+        """Read rows {stage, batch, shape, ms_p50, ms_p95, samples_ms}; `samples_ms` (a list) is optional and gives the full spread.
+
+        Without samples the lower half of the spread is the median and the upper half runs through the 95th percentile.
+        Raises RecordError for another kind of record, no rows of the stage, or costs that are not positive numbers.
+        """
+        if record.kind != "costs":
+            raise RecordError(f"got a record of kind {record.kind!r}; a cost table is one of kind 'costs'")
+        found: dict[str, dict[int, Floats]] = {}
+        for row in record.rows:
+            if row.get("stage") == stage:
+                found.setdefault(str(row["shape"]), {})[int(row["batch"])] = _quantiles(row)
+        if not found:
+            stages = sorted({str(row.get("stage")) for row in record.rows})
+            raise RecordError(f"costs: no rows of stage {stage!r}; the record has {', '.join(stages) or 'no rows'}")
+        return cls({s: (tuple(sorted(b)), np.stack([b[size] for size in sorted(b)])) for s, b in found.items()})
+
+    def shape_for(self, key: StepKey) -> str:
+        """The measured shape that stands for a key: its mel frames, else its role, else the nearest that costs no less."""
+        mel_frames, drop_encoded, final = key
+        role = "final" if final else "steady" if drop_encoded else "first"
+        for name in (str(mel_frames), role):
+            if name in self.curves:
+                return name
+        sizes = sorted(int(name) for name in self.curves if name.isdigit())
+        larger = [size for size in sizes if size >= mel_frames]
+        if larger or (sizes and "steady" not in self.curves):
+            return str(larger[0] if larger else sizes[-1])
+        return "steady" if "steady" in self.curves else next(iter(self.curves))
+
+    def covers(self, shape: str, batch: int) -> bool:
+        """Whether a batch size lies between measured ones."""
+        batches = self.curves[shape][0]
+        return batches[0] <= batch <= batches[-1]
+
+    def quantiles_ms(self, shape: str, batch: int) -> Floats:
+        """Quantiles of the cost at a batch size: linear between the measured sizes, and on along the last two beyond them.
+
+        A larger batch is never taken to cost less than the largest measured one, a smaller one never less than its share.
+        """
+        batches, grid = self.curves[shape]
+        if len(batches) == 1:
+            return np.asarray(grid[0] * max(1.0, batch / batches[0]))
+        high = min(max(int(np.searchsorted(batches, batch)), 1), len(batches) - 1)
+        weight = (batch - batches[high - 1]) / (batches[high] - batches[high - 1])
+        line = (1 - weight) * grid[high - 1] + weight * grid[high]
+        if weight > 1:
+            line = np.maximum(line, grid[high])
+        if weight < 0:
+            line = np.maximum(line, grid[0] * batch / batches[0])
+        return np.asarray(line)
+
+    def digest(self) -> str:
+        """A short fingerprint: results that rest on different measurements must not be pooled."""
+        plain = {shape: [batches, grid.tolist()] for shape, (batches, grid) in sorted(self.curves.items())}
+        return hashlib.sha256(json.dumps(plain).encode()).hexdigest()[:12]
+
+
+def simulate(config: Config, costs: CostTable, schedule: Schedule, cohort: int = 0) -> Record:
+    """Run the schedule through the micro-batcher of `asr.batching` on a virtual clock. Same inputs, same record.
+
+    cohort: what the runtime passes to `submit`, the items expected together; 0 where it does not know. Raises ConfigError if the
+    streams do not fit `state_arena_slots`. Besides the names of every run, `numbers` has busy_share (of the worker, until the
+    last completion), extrapolated_share (of batches, beyond the measured sizes) and retries (chunks refused by a full queue).
+    """
+    batching = config.asr.batching
+    if batching.enabled and schedule.streams > batching.state_arena_slots:
+        raise ConfigError(
+            f"asr.batching.state_arena_slots: got {batching.state_arena_slots} for {schedule.streams} live streams; "
+            "allowed is at least one row per stream"
+        )
+    if not batching.enabled:  # the scalar path: callers take turns, one stream at a time, without a timer
+        batching = dataclasses.replace(batching, max_queue_delay_us=0)
+    batcher: MicroBatcher[int] = MicroBatcher.from_config(
+        batching, cap=effective_batch_cap(batching)[0], metrics=StageMetrics(STAGE)
+    )
+    worker = _Worker(costs, config.load.seed)
+    run = _Run(schedule, batcher, worker, cohort)
+    run.play()
+    record = run_record(
+        "twin", config, schedule, (schedule.due_s, run.completed_s), [batcher.metrics.snapshot()], _environment()
+    )
+    batches = max(1, batcher.metrics.batches)
+    record.numbers.update(
+        busy_share=worker.busy_s / max(run.now, worker.busy_s, 1e-9),
+        extrapolated_share=worker.extrapolated / batches,
+        retries=run.retries,
+    )
+    if worker.extrapolated:
+        record.notes.append(
+            f"{worker.extrapolated} of {batches} batches lay beyond the measured batch sizes: linear guess"
+        )
+    return record
+
+
+class _Worker:
+    """The device: draws the cost of a batch from the measured spread. One seeded generator makes runs repeatable."""
+
+    def __init__(self, costs: CostTable, seed: int) -> None:
+        self.busy_s = 0.0
+        self.extrapolated = 0
+        self._costs = costs
+        self._rng = np.random.default_rng((seed, 1))
+        self._draws: list[float] = []
+        self._known: dict[tuple[Any, int], tuple[list[float], bool]] = {}
+
+    def cost_s(self, key: Any, batch: int) -> float:
+        """Seconds of one batch."""
+        found = self._known.get((key, batch))
+        if found is None:
+            shape = self._costs.shape_for(key)
+            spread_s = (self._costs.quantiles_ms(shape, batch) * 1e-3).tolist()
+            found = self._known[key, batch] = (spread_s, not self._costs.covers(shape, batch))
+        if not self._draws:
+            self._draws = self._rng.random(_DRAWS).tolist()
+        spread, beyond = found
+        at = self._draws.pop() * (len(spread) - 1)
+        low = int(at)
+        cost = spread[low] + (spread[low + 1] - spread[low]) * (at - low)
+        self.busy_s += cost
+        self.extrapolated += beyond
+        return cost
+
+
+class _Run:
+    """One pass over a schedule. The next event is the end of the batch in execution; while idle, a chunk falling due or a deadline."""
+
+    def __init__(self, schedule: Schedule, batcher: MicroBatcher[int], worker: _Worker, cohort: int) -> None:
+        self.now = 0.0
+        self.retries = 0
+        self.completed_s: list[float] = [math.nan] * len(schedule)
+        self._batcher, self._worker, self._cohort = batcher, worker, cohort
+        self._due_s: list[float] = schedule.due_s.tolist()
+        self._stream: list[int] = schedule.stream.tolist()
+        self._keys = _step_keys(schedule)
+        self._busy = [False] * schedule.streams
+        self._backlog: list[deque[int]] = [deque() for _ in range(schedule.streams)]
+        self._refused: deque[int] = deque()
+        self._running: Batch[int] | None = None
+        self._done_at = math.inf
+
+    def play(self) -> None:
+        """Process events until every row has completed."""
+        due_s, batcher, arrive = self._due_s, self._batcher, self._arrive
+        rows, row = len(due_s), 0
+        while True:
+            if self._running is None:
+                deadline = batcher.next_deadline()
+                event = min(due_s[row] if row < rows else math.inf, math.inf if deadline is None else deadline)
+                if event == math.inf:
+                    return
+                now = self.now = max(self.now, event)
+            else:
+                now = self.now = self._done_at
+            while row < rows and due_s[row] <= now:
+                arrive(row, due_s[row])
+                row += 1
+            if self._running is not None:
+                self._finish(now)
+            batch = batcher.next_batch(now)
+            if batch is not None:
+                self._running = batch
+                self._done_at = now + self._worker.cost_s(batch.key, len(batch.items))
+
+    def _arrive(self, row: int, now: float) -> None:
+        stream = self._stream[row]
+        if self._busy[stream]:
+            self._backlog[stream].append(row)
+        else:
+            self._start(row, stream, now)
+
+    def _start(self, row: int, stream: int, now: float) -> None:
+        key = self._keys[row]
+        if key is None:  # the end of an utterance whose chunks are all done
+            self.completed_s[row] = now
+            return
+        self._busy[stream] = True
+        try:
+            self._batcher.submit(row, key, now, self._cohort)
+        except QueueFull:
+            self._refused.append(row)
+
+    def _finish(self, now: float) -> None:
+        assert self._running is not None
+        batch, self._running = self._running, None
+        self._batcher.finish(batch, now)
+        completed, busy, backlogs = self.completed_s, self._busy, self._backlog
+        for row in batch.items:
+            completed[row] = now
+            stream = self._stream[row]
+            busy[stream] = False
+            backlog = backlogs[stream]
+            while backlog and not busy[stream]:
+                self._start(backlog.popleft(), stream, now)
+        waiting, self._refused = self._refused, deque()
+        for row in waiting:
+            self.retries += 1
+            self._start(row, self._stream[row], now)
+
+
+def _step_keys(schedule: Schedule) -> list[StepKey | None]:
+    """The compatibility key of every row; None where nothing is left to compute."""
+    # One integer per key: numpy finds the distinct ones of a column twenty times faster than those of rows.
+    codes = (schedule.mel_frames << 32) + (schedule.drop_encoded << 1) + schedule.final
+    unique, inverse = np.unique(codes, return_inverse=True)
+    keys = [(code >> 32, (code & 0xFFFFFFFF) >> 1, bool(code & 1)) for code in unique.tolist()]
+    return [keys[index] if keys[index][0] else None for index in inverse.tolist()]
+
+
+def _quantiles(row: dict[str, Any]) -> Floats:
+    samples = row.get("samples_ms")
+    if samples:
+        values = np.quantile(np.asarray(samples, dtype=np.float64), _GRID)
+    else:
+        p50, p95 = float(row["ms_p50"]), float(row["ms_p95"])
+        values = p50 + np.maximum(_GRID - 0.5, 0.0) * (p95 - p50) / 0.45
+    if not np.isfinite(values).all() or values[0] <= 0 or int(row["batch"]) < 1:
+        raise RecordError(
+            f"costs: row with batch {row['batch']}, shape {row['shape']!r} has costs that are not positive"
+        )
+    return np.asarray(values)
+
+
+@functools.cache
+def _environment() -> dict[str, Any]:
+    """Found once per process: a study simulates hundreds of times on one host."""
+    return environment()
