@@ -311,7 +311,7 @@ class AgainstModel(RuleBasedStateMachine):
 
 
 TestAgainstModel = AgainstModel.TestCase
-TestAgainstModel.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestAgainstModel.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 
 ARRIVALS = st.lists(st.tuples(st.integers(0, 4), st.sampled_from("abc"), st.integers(0, 4)), min_size=1, max_size=40)
 
