@@ -54,6 +54,7 @@ def test_rows_are_the_geometrys_chunks_in_the_order_they_are_due(
         assert schedule.mel_frames[with_work].tolist() == [c.input_mel_frames for c in chunks]
         assert schedule.drop_encoded[with_work].tolist() == [c.drop_encoded for c in chunks]
         assert rows.size - with_work.size in (0, 1)
+        assert schedule.cut[with_work].tolist() == [c != geometry.chunk(c.index) for c in chunks]
         due = utterance.phase_s + (utterance.first_sample + schedule.stop_samples[rows]) / geometry.sample_rate_hz
         assert np.allclose(schedule.due_s[rows], due, rtol=0, atol=1e-9)
         for row in rows[

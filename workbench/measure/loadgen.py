@@ -57,8 +57,8 @@ class Schedule:
     """Columns of equal length, one row per action of the generator, sorted by `due_s` (rows of a stream keep their order).
 
     due_s: seconds from the start of the load; stream, utterance: numbers from 0; chunk_index: within the utterance; final: the
-    row ends its utterance; mel_frames, drop_encoded: what the encoder step is fed (0: nothing is left to compute);
-    stop_samples: samples of the utterance that were spoken by then, what a runner pushes up to.
+    row ends its utterance; mel_frames, drop_encoded: what the encoder step is fed (0: nothing is left to compute); cut: the
+    utterance ends inside this chunk; stop_samples: samples of the utterance that were spoken by then, what a runner pushes up to.
     """
 
     due_s: Floats
@@ -68,6 +68,7 @@ class Schedule:
     final: Bools
     mel_frames: Ints
     drop_encoded: Ints
+    cut: Bools
     stop_samples: Ints
     utterances: tuple[Utterance, ...]
     streams: int
@@ -95,7 +96,7 @@ def build_schedule(load: LoadConfig, geometry: StreamGeometry, clip_samples: Seq
     chunks = _Chunks.of(geometry, max(clip_samples))
     blocks = [_rows(geometry, chunks, u.samples) for u in utterances]
     sizes = [block.shape[1] for block in blocks]
-    chunk, mel, drop, stop, final = np.concatenate(blocks, axis=1)
+    chunk, mel, drop, stop, final, cut = np.concatenate(blocks, axis=1)
     # Samples are added as integers: sums of floats could swap the end of one utterance with the start of the next.
     spoken = np.repeat([u.first_sample for u in utterances], sizes) + stop
     due_s = np.repeat([u.phase_s for u in utterances], sizes) + spoken / geometry.sample_rate_hz
@@ -108,6 +109,7 @@ def build_schedule(load: LoadConfig, geometry: StreamGeometry, clip_samples: Seq
         final=final[order].astype(bool),
         mel_frames=mel[order],
         drop_encoded=drop[order],
+        cut=cut[order].astype(bool),
         stop_samples=stop[order],
         utterances=tuple(utterances),
         streams=load.streams,
@@ -163,12 +165,12 @@ def run_record(
     config: Config,
     schedule: Schedule,
     times_s: tuple[ArrayLike, ArrayLike],
-    stages: Sequence[dict[str, Any]],
+    stage: dict[str, Any],
     host: dict[str, Any] | None = None,
 ) -> Record:
     """The record of one run over a schedule; `paced` (real) and `twin` (simulated) runs get the same names from here.
 
-    times_s: seconds sent and completed, per row. stages: `StageMetrics.snapshot()` of each batching stage. host: the
+    times_s: seconds sent and completed, per row. stage: `StageMetrics.snapshot()` of the batching stage. host: the
     environment, found anew if None. rows: the latency distribution, one row per quantile.
     """
     sent_s, completed_s = times_s
@@ -183,7 +185,7 @@ def run_record(
         config=to_dict(config),
         numbers=numbers,
         rows=[dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)],
-        counters={"stages": list(stages)},
+        counters=dict(stage),
         environment=environment() if host is None else host,
     )
 
@@ -212,17 +214,19 @@ class _Chunks:
     """The chunks of an endless recording as columns; every utterance is a beginning of them plus its own last row."""
 
     stop_mel: Ints
-    columns: Ints  # [5, chunk]: index, mel frames, drop, ready samples, final = 0
+    columns: Ints  # [6, chunk]: index, mel frames, drop, ready samples, final = 0, cut = 0
 
     @classmethod
     def of(cls, geometry: StreamGeometry, samples: int) -> _Chunks:
         found = [geometry.chunk(chunk.index) for chunk in geometry.chunks(samples)] or [geometry.chunk(0)]
-        rows = [(c.index, c.input_mel_frames, c.drop_encoded, geometry.chunk_ready_samples(c.index), 0) for c in found]
+        rows = [
+            (c.index, c.input_mel_frames, c.drop_encoded, geometry.chunk_ready_samples(c.index), 0, 0) for c in found
+        ]
         return cls(np.asarray([c.stop_mel for c in found], np.int64), np.asarray(rows, np.int64).T)
 
 
 def _rows(geometry: StreamGeometry, chunks: _Chunks, samples: int) -> Ints:
-    """Rows of one utterance as columns [5, row].
+    """Rows of one utterance as columns [6, row].
 
     A recogniser that does not know the end runs a full chunk once it is ready, and a cut one only when told to finish.
     """
@@ -231,10 +235,11 @@ def _rows(geometry: StreamGeometry, chunks: _Chunks, samples: int) -> Ints:
     if full and chunks.columns[3, full - 1] > samples:
         full -= 1
     before = int(chunks.stop_mel[full - 1]) if full else 0
-    last = (full, 0, 0, samples, 1)
+    last = (full, 0, 0, samples, 1, 0)
     if before < total:
         chunk = geometry.chunk(full, stop_mel=total)
-        last = (full, chunk.input_mel_frames, chunk.drop_encoded, samples, 1)
+        cut = chunk != geometry.chunk(full)
+        last = (full, chunk.input_mel_frames, chunk.drop_encoded, samples, 1, int(cut))
     return np.concatenate([chunks.columns[:, :full], np.asarray([last], np.int64).T], axis=1)
 
 

@@ -7,9 +7,9 @@ table of measured milliseconds per batch size; the queues, their rules and the l
     schedule = build_schedule(config.load, geometry, clip_samples)
     simulate(config, costs, schedule).numbers["latency_p95_ms"]
 
-One worker takes one batch at a time and is busy for its cost. A stream's next chunk is submitted when its previous one is
-finished, as a live stream does, because a step needs the state that the step before it left. A chunk that a full queue refuses is
-offered again when the worker finishes a batch, its latency running on.
+One worker takes one batch at a time and is busy for its cost. The next chunk of an utterance is submitted when the one before it is
+finished, as a live stream does, because a step needs the state that the step before it left. A full queue ends the run with an
+error, as it does live.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from workbench.measure.loadgen import Schedule, run_record
 from workbench.results import Record, environment
 
 STAGE = "step"
-# (mel frames, outputs dropped, ends the utterance): work with an equal key has equal tensor shapes.
+# (mel frames fed, outputs dropped, cut by the end): what the recogniser's own steps must share to run as one batch.
 StepKey = tuple[int, int, bool]
 _GRID = np.linspace(0.0, 1.0, 257)
 _DRAWS = 4096
@@ -46,14 +46,15 @@ Floats = NDArray[np.float64]
 class CostTable:
     """Milliseconds of one step: per shape the measured batch sizes (ascending) and, for each, a row of quantiles on an even grid.
 
-    Shapes are numbers of mel frames or the roles `first`, `steady`, `final`.
+    Shapes are the kinds of step `first`, `second`, `steady` and `cut`; mel_frames: what each was fed, where the record says so.
     """
 
     curves: dict[str, tuple[tuple[int, ...], Floats]]
+    mel_frames: dict[str, int]
 
     @classmethod
     def from_record(cls, record: Record, stage: str = STAGE) -> CostTable:
-        """Read rows {stage, batch, shape, ms_p50, ms_p95, samples_ms}; `samples_ms` (a list) is optional and gives the full spread.
+        """Read rows {stage, batch, shape, mel_frames, ms_p50, ms_p95, samples_ms}; mel_frames and samples_ms (a list) may be absent.
 
         Without samples the lower half of the spread is the median and the upper half runs through the 95th percentile.
         Raises RecordError for another kind of record, no rows of the stage, or costs that are not positive numbers.
@@ -61,26 +62,25 @@ class CostTable:
         if record.kind != "costs":
             raise RecordError(f"got a record of kind {record.kind!r}; a cost table is one of kind 'costs'")
         found: dict[str, dict[int, Floats]] = {}
+        mel_frames: dict[str, int] = {}
         for row in record.rows:
             if row.get("stage") == stage:
-                found.setdefault(str(row["shape"]), {})[int(row["batch"])] = _quantiles(row)
+                shape = str(row["shape"])
+                found.setdefault(shape, {})[int(row["batch"])] = _quantiles(row)
+                if "mel_frames" in row:
+                    mel_frames[shape] = int(row["mel_frames"])
         if not found:
             stages = sorted({str(row.get("stage")) for row in record.rows})
             raise RecordError(f"costs: no rows of stage {stage!r}; the record has {', '.join(stages) or 'no rows'}")
-        return cls({s: (tuple(sorted(b)), np.stack([b[size] for size in sorted(b)])) for s, b in found.items()})
+        curves = {s: (tuple(sorted(b)), np.stack([b[size] for size in sorted(b)])) for s, b in found.items()}
+        return cls(curves, mel_frames)
 
     def shape_for(self, key: StepKey) -> str:
-        """The measured shape that stands for a key: its mel frames, else its role, else the nearest that costs no less."""
-        mel_frames, drop_encoded, final = key
-        role = "final" if final else "steady" if drop_encoded else "first"
-        for name in (str(mel_frames), role):
-            if name in self.curves:
-                return name
-        sizes = sorted(int(name) for name in self.curves if name.isdigit())
-        larger = [size for size in sizes if size >= mel_frames]
-        if larger or (sizes and "steady" not in self.curves):
-            return str(larger[0] if larger else sizes[-1])
-        return "steady" if "steady" in self.curves else next(iter(self.curves))
+        """The measured shape that stands for a key: its kind of step, else `steady`, else whatever was measured."""
+        mel_frames, drop_encoded, cut = key
+        kinds = ["cut"] if cut else [kind for kind in ("steady", "second") if self.mel_frames.get(kind) == mel_frames]
+        kinds += ["steady" if drop_encoded else "first", "steady", *self.curves]
+        return next(kind for kind in kinds if kind in self.curves)
 
     def covers(self, shape: str, batch: int) -> bool:
         """Whether a batch size lies between measured ones."""
@@ -113,9 +113,9 @@ class CostTable:
 def simulate(config: Config, costs: CostTable, schedule: Schedule, cohort: int = 0) -> Record:
     """Run the schedule through the micro-batcher of `asr.batching` on a virtual clock. Same inputs, same record.
 
-    cohort: what the runtime passes to `submit`, the items expected together; 0 where it does not know. Raises ConfigError if the
-    streams do not fit `state_arena_slots`. Besides the names of every run, `numbers` has busy_share (of the worker, until the
-    last completion), extrapolated_share (of batches, beyond the measured sizes) and retries (chunks refused by a full queue).
+    cohort: what the runtime passes to `submit`, the items expected together; 0 where it does not know. Besides the names of every
+    run, `numbers` has busy_share (of the worker, until the last completion) and extrapolated_share (of batches, beyond the
+    measured sizes). Raises ConfigError if the streams do not fit `state_arena_slots`, RecordError if the queue overflows.
     """
     batching = config.asr.batching
     if batching.enabled and schedule.streams > batching.state_arena_slots:
@@ -132,13 +132,12 @@ def simulate(config: Config, costs: CostTable, schedule: Schedule, cohort: int =
     run = _Run(schedule, batcher, worker, cohort)
     run.play()
     record = run_record(
-        "twin", config, schedule, (schedule.due_s, run.completed_s), [batcher.metrics.snapshot()], _environment()
+        "twin", config, schedule, (schedule.due_s, run.completed_s), batcher.metrics.snapshot(), _environment()
     )
     batches = max(1, batcher.metrics.batches)
     record.numbers.update(
         busy_share=worker.busy_s / max(run.now, worker.busy_s, 1e-9),
         extrapolated_share=worker.extrapolated / batches,
-        retries=run.retries,
     )
     if worker.extrapolated:
         record.notes.append(
@@ -181,15 +180,14 @@ class _Run:
 
     def __init__(self, schedule: Schedule, batcher: MicroBatcher[int], worker: _Worker, cohort: int) -> None:
         self.now = 0.0
-        self.retries = 0
         self.completed_s: list[float] = [math.nan] * len(schedule)
         self._batcher, self._worker, self._cohort = batcher, worker, cohort
         self._due_s: list[float] = schedule.due_s.tolist()
-        self._stream: list[int] = schedule.stream.tolist()
+        self._streams = schedule.streams
+        self._utterance: list[int] = schedule.utterance.tolist()
         self._keys = _step_keys(schedule)
-        self._busy = [False] * schedule.streams
-        self._backlog: list[deque[int]] = [deque() for _ in range(schedule.streams)]
-        self._refused: deque[int] = deque()
+        self._busy = [False] * len(schedule.utterances)
+        self._backlog: dict[int, deque[int]] = {}
         self._running: Batch[int] | None = None
         self._done_at = math.inf
 
@@ -217,22 +215,24 @@ class _Run:
                 self._done_at = now + self._worker.cost_s(batch.key, len(batch.items))
 
     def _arrive(self, row: int, now: float) -> None:
-        stream = self._stream[row]
-        if self._busy[stream]:
-            self._backlog[stream].append(row)
+        utterance = self._utterance[row]
+        if self._busy[utterance]:
+            self._backlog.setdefault(utterance, deque()).append(row)
         else:
-            self._start(row, stream, now)
+            self._start(row, utterance, now)
 
-    def _start(self, row: int, stream: int, now: float) -> None:
+    def _start(self, row: int, utterance: int, now: float) -> None:
         key = self._keys[row]
         if key is None:  # the end of an utterance whose chunks are all done
             self.completed_s[row] = now
             return
-        self._busy[stream] = True
+        self._busy[utterance] = True
         try:
             self._batcher.submit(row, key, now, self._cohort)
-        except QueueFull:
-            self._refused.append(row)
+        except QueueFull as full:
+            raise RecordError(
+                f"load: QueueFull at {now:.2f} s ({full}); this configuration does not carry {self._streams} streams"
+            ) from full
 
     def _finish(self, now: float) -> None:
         assert self._running is not None
@@ -241,21 +241,20 @@ class _Run:
         completed, busy, backlogs = self.completed_s, self._busy, self._backlog
         for row in batch.items:
             completed[row] = now
-            stream = self._stream[row]
-            busy[stream] = False
-            backlog = backlogs[stream]
-            while backlog and not busy[stream]:
-                self._start(backlog.popleft(), stream, now)
-        waiting, self._refused = self._refused, deque()
-        for row in waiting:
-            self.retries += 1
-            self._start(row, self._stream[row], now)
+            utterance = self._utterance[row]
+            busy[utterance] = False
+            if utterance in backlogs:
+                backlog = backlogs[utterance]
+                while backlog and not busy[utterance]:
+                    self._start(backlog.popleft(), utterance, now)
+                if not backlog:
+                    del backlogs[utterance]
 
 
 def _step_keys(schedule: Schedule) -> list[StepKey | None]:
     """The compatibility key of every row; None where nothing is left to compute."""
     # One integer per key: numpy finds the distinct ones of a column twenty times faster than those of rows.
-    codes = (schedule.mel_frames << 32) + (schedule.drop_encoded << 1) + schedule.final
+    codes = (schedule.mel_frames << 32) + (schedule.drop_encoded << 1) + schedule.cut
     unique, inverse = np.unique(codes, return_inverse=True)
     keys = [(code >> 32, (code & 0xFFFFFFFF) >> 1, bool(code & 1)) for code in unique.tolist()]
     return [keys[index] if keys[index][0] else None for index in inverse.tolist()]
