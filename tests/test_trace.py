@@ -329,7 +329,7 @@ def test_a_few_kernels_without_end_count_as_nothing_and_are_noted_many_are_refus
     good = [event for i in range(200) for event in (call(i, i), kernel(1000 + 10 * i, 5, i))]
     bad = (call(500, 900), kernel(990, -40, 900))
     summary = account(step(0, 4000), *good, *bad)
-    assert (summary.steps[0].kernels, summary.steps[0].busy_us) == (201, 1000)
+    assert (summary.steps[0].kernels, summary.steps[0].busy_us, summary.steps[0].work_us) == (201, 1000, 1000)
     assert any("1 of 201" in note for note in summary.notes)
     with pytest.raises(RecordError, match="no end time"):
         account(step(0, 4000), *good[:20], *bad)
