@@ -144,9 +144,13 @@ class StreamGeometry:
             frames, factor = frames // 2 + 1, factor // 2
         return frames if mel_frames > 0 else 0
 
+    def mel_start(self, index: int) -> int:
+        """First new mel frame of chunk `index`."""
+        return 0 if index == 0 else self.first_mel_frames + (index - 1) * self.next_mel_frames
+
     def chunk(self, index: int, stop_mel: int | None = None) -> Chunk:
         """Chunk `index`, cut at `stop_mel` where the recording ends inside it. Raises ConfigError if that leaves nothing."""
-        start = 0 if index == 0 else self.first_mel_frames + (index - 1) * self.next_mel_frames
+        start = self.mel_start(index)
         full_stop = start + (self.first_mel_frames if index == 0 else self.next_mel_frames)
         stop = full_stop if stop_mel is None else min(full_stop, stop_mel)
         if index < 0 or stop <= start:

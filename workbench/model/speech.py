@@ -134,8 +134,8 @@ def as_speech(samples: npt.ArrayLike, rate_hz: int, sample_rate_hz: int, item: A
     """Check a mono signal [samples] and resample it to `sample_rate_hz` as contiguous float32."""
     source = item or AudioItem(Path("samples"))
     data = np.asarray(samples)
-    if data.dtype.kind in "iu":
-        data = data.astype(np.float32) / float(np.iinfo(data.dtype).max)
+    if data.dtype.kind == "i":
+        data = data.astype(np.float32) / -float(np.iinfo(data.dtype).min)
     if data.ndim != 1 or data.dtype.kind != "f":
         raise source.error(
             f"got an array of shape {data.shape} and type {data.dtype}; allowed is one channel [samples]"

@@ -1,0 +1,172 @@
+"""A real paced run: live streams speak in real time into a recogniser, and latency is counted from when each chunk was due.
+
+    clips = [read_audio(item) for item in items]
+    record = run_paced(recognizer, clips, LoadConfig(streams=8, seconds=20))
+    record.numbers["latency_p95_ms"], record.numbers["late_share"]
+
+Open loop: the generator follows the schedule whether or not the recogniser keeps up, so backlog shows as latency. Completion times are
+taken where a batch ends, in the worker's thread. A run whose generator itself lagged is refused (see `loadgen.summarise`).
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from workbench.clock import MonotonicClock
+from workbench.config import Config, LoadConfig, to_dict
+from workbench.errors import ArenaFull, ConfigError, QueueFull, RecordError, StepTimeout
+from workbench.measure.loadgen import Schedule, build_schedule, summarise
+from workbench.model.speech import Samples
+from workbench.results import Record
+from workbench.runtime.recognizer import Event, Recognizer, Stream
+
+_LEAD_S = 0.1
+_SWITCH_S = 0.0005
+
+
+def run_paced(
+    recognizer: Recognizer,
+    clips: Sequence[Samples],
+    load: LoadConfig,
+    progress: Callable[[float], None] = lambda seconds: None,
+    drain_timeout_s: float = 60.0,
+) -> Record:
+    """Play `load` against `recognizer` and return the record of latencies, batches and transcripts that differ from a lone run.
+
+    Raises ConfigError if the arena has fewer rows than streams, RecordError if chunks were refused or the generator lagged,
+    StepTimeout if the backlog does not drain within the bound.
+    """
+    if recognizer.arena.rows < load.streams:
+        raise ConfigError(
+            f"asr.batching.state_arena_slots: {recognizer.arena.rows} rows for load.streams = {load.streams} live streams; allowed is at "
+            "least as many"
+        )
+    schedule = build_schedule(load, recognizer.loaded.geometry, [clip.size for clip in clips])
+    run = _Run(recognizer, schedule, clips)
+    with _prompt_threads():
+        run.play(progress)
+        run.drain(drain_timeout_s)
+    numbers = summarise(schedule, run.sent_s, run.completed_s)
+    config = Config(asr=recognizer.config.asr, load=load)
+    return Record(
+        kind="paced",
+        config=to_dict(config),
+        numbers={**numbers, "transcript_mismatches": run.mismatches(), "transcripts_compared": run.compared},
+        counters=recognizer.metrics.snapshot(),
+        notes=list(recognizer.loaded.notes),
+    )
+
+
+class _Run:
+    """One playing of a schedule; times are seconds on the schedule's axis."""
+
+    def __init__(self, recognizer: Recognizer, schedule: Schedule, clips: Sequence[Samples]) -> None:
+        self._recognizer, self._schedule, self._clips = recognizer, schedule, clips
+        self._clock = MonotonicClock()
+        self._origin_s = 0.0
+        self.sent_s = np.full(len(schedule), np.nan)
+        self.completed_s = np.full(len(schedule), np.nan)
+        self._streams: dict[int, Stream] = {}
+        self._opened: list[Stream] = []
+        self._pushed: dict[int, int] = {}
+        self._final_text: dict[int, str] = {}
+        self._left = len(schedule)
+        self._changed = threading.Condition()
+        self._row_of = {
+            (int(u), -1 if final else int(c)): row
+            for row, (u, c, final) in enumerate(
+                zip(schedule.utterance, schedule.chunk_index, schedule.final, strict=True)
+            )
+        }
+        self.compared = 0
+
+    def play(self, progress: Callable[[float], None]) -> None:
+        """Send every row when it is due."""
+        self._origin_s = self._clock.now() + _LEAD_S
+        reported_s = 0.0
+        for row, due_s in enumerate(self._schedule.due_s.tolist()):
+            self._clock.sleep_until(self._origin_s + due_s)
+            self.sent_s[row] = self._clock.now() - self._origin_s
+            self._send(row)
+            if due_s - reported_s > 0.2:
+                reported_s = due_s
+                progress(due_s)
+
+    def drain(self, timeout_s: float) -> None:
+        """Wait until every row completed."""
+        deadline_s = self._clock.now() + timeout_s
+        with self._changed:
+            while self._left > 0:
+                failed = next((stream for stream in self._opened if stream.error is not None), None)
+                if failed is not None and failed.error is not None:
+                    raise RecordError(f"run: a stream failed ({failed.error})") from failed.error
+                if self._clock.now() > deadline_s:
+                    raise StepTimeout(f"{self._left} chunks had not completed {timeout_s} s after the load ended")
+                self._changed.wait(0.2)
+
+    def mismatches(self) -> int:
+        """Finished utterances whose text differs from the same clip recognised alone."""
+        alone: dict[int, str] = {}
+        wrong = 0
+        for utterance in self._schedule.utterances:
+            if utterance.cut or utterance.index not in self._final_text:
+                continue
+            if utterance.clip not in alone:
+                with self._recognizer.stream() as stream:
+                    stream.push(self._clips[utterance.clip])
+                    stream.step()
+                    alone[utterance.clip] = stream.finish()[-1].text
+            self.compared += 1
+            wrong += self._final_text[utterance.index] != alone[utterance.clip]
+        return wrong
+
+    def _send(self, row: int) -> None:
+        schedule = self._schedule
+        utterance = int(schedule.utterance[row])
+        clip = self._clips[schedule.utterances[utterance].clip]
+        try:
+            stream = self._streams.get(utterance)
+            if stream is None:
+                stream = self._recognizer.stream(lambda event: self._note(utterance, event))
+                self._streams[utterance] = stream
+                self._opened.append(stream)
+            start, stop = self._pushed.get(utterance, 0), int(schedule.stop_samples[row])
+            stream.push(clip[start:stop])
+            self._pushed[utterance] = stop
+            if schedule.final[row]:
+                del self._streams[utterance]
+                stream.end()
+            else:
+                stream.submit()
+        except (QueueFull, ArenaFull) as refused:
+            raise RecordError(
+                f"load: {type(refused).__name__} at {schedule.due_s[row]:.2f} s ({refused}); this configuration does not carry "
+                f"{schedule.streams} streams"
+            ) from refused
+
+    def _note(self, utterance: int, event: Event) -> None:
+        row = self._row_of.get((utterance, -1 if event.kind == "final" else event.chunk))
+        if event.kind == "final":
+            self._final_text[utterance] = event.text
+        if row is None:  # the chunk cut by the end: its row is the final one
+            return
+        with self._changed:
+            self.completed_s[row] = event.completed_s - self._origin_s
+            self._left -= 1
+            self._changed.notify()
+
+
+@contextmanager
+def _prompt_threads() -> Iterator[None]:
+    """A short interpreter switch interval: the generator must get its turn while a worker runs Python."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
