@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-
 from pathlib import Path
 
 import pytest
@@ -30,7 +29,11 @@ PURE = [
     "workbench.measure.loadgen",
     "workbench.tuning.space",
     "workbench.cli",
-    *[f"workbench.batching.{p.stem}" for p in sorted((ROOT / "workbench" / "batching").glob("*.py")) if p.stem != "__init__"],
+    *[
+        f"workbench.batching.{p.stem}"
+        for p in sorted((ROOT / "workbench" / "batching").glob("*.py"))
+        if p.stem != "__init__"
+    ],
 ]
 
 
@@ -43,7 +46,10 @@ def test_pure_modules_load_no_gpu_library(module):
 
 
 def _names(requirements):
-    return {re.split(r"[\s\[<>=;!~]", r, maxsplit=1)[0].lower().replace("_", "-"): r.split(";")[0].replace(" ", "") for r in requirements}
+    return {
+        re.split(r"[\s\[<>=;!~]", r, maxsplit=1)[0].lower().replace("_", "-"): r.split(";")[0].replace(" ", "")
+        for r in requirements
+    }
 
 
 def test_conda_environment_installs_the_project_list():

@@ -9,6 +9,7 @@ sizes are measured in rounds, in a new seeded order each time: a slow minute of 
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
 
@@ -54,6 +55,7 @@ def measure_costs(
         config=to_dict(recognizer.config),
         rows=[_row(recognizer, kind, batch, times_s[kind, batch]) for kind, batch in cells],
         numbers={"repeats": repeats, "chunk_ms": recognizer.loaded.geometry.chunk_ms},
+        counters={"geometry": dataclasses.asdict(recognizer.loaded.geometry)},
         notes=list(recognizer.loaded.notes),
     )
 

@@ -18,9 +18,9 @@ from contextlib import contextmanager
 import numpy as np
 
 from workbench.clock import MonotonicClock
-from workbench.config import Config, LoadConfig, to_dict
+from workbench.config import Config, LoadConfig
 from workbench.errors import ArenaFull, ConfigError, QueueFull, RecordError, StepTimeout
-from workbench.measure.loadgen import Schedule, build_schedule, summarise
+from workbench.measure.loadgen import Schedule, build_schedule, run_record
 from workbench.model.speech import Samples
 from workbench.results import Record
 from workbench.runtime.recognizer import Event, Recognizer, Stream
@@ -51,15 +51,12 @@ def run_paced(
     with _prompt_threads():
         run.play(progress)
         run.drain(drain_timeout_s)
-    numbers = summarise(schedule, run.sent_s, run.completed_s)
     config = Config(asr=recognizer.config.asr, load=load)
-    return Record(
-        kind="paced",
-        config=to_dict(config),
-        numbers={**numbers, "transcript_mismatches": run.mismatches(), "transcripts_compared": run.compared},
-        counters=recognizer.metrics.snapshot(),
-        notes=list(recognizer.loaded.notes),
-    )
+    times_s = (run.sent_s, run.completed_s)
+    record = run_record("paced", config, schedule, times_s, recognizer.metrics.snapshot())
+    record.numbers.update(transcript_mismatches=run.mismatches(), transcripts_compared=run.compared)
+    record.notes.extend(recognizer.loaded.notes)
+    return record
 
 
 class _Run:

@@ -14,9 +14,9 @@ from typing import Literal
 
 import numpy as np
 
-from workbench.errors import ConfigError
+from workbench.errors import AudioError, ConfigError
 from workbench.geometry import Chunk
-from workbench.model.speech import Samples
+from workbench.model.speech import SHIPPED_SPEECH, Samples, find_audio, read_audio
 from workbench.runtime.frontend import AudioBuffer
 from workbench.runtime.recognizer import Recognizer
 from workbench.runtime.stages import StepItem, StepResult
@@ -79,3 +79,18 @@ class PreparedSteps:
         shift = (self._variant * geometry.chunk_samples) % max(1, clip.size)
         buffer.push(np.resize(np.roll(clip, -shift), needed))
         return buffer.peek(chunk)
+
+
+def speech_clips(sample_rate_hz: int, sources: Sequence[str] | None = None, limit: int = 64) -> list[Samples]:
+    """Decoded recordings: those of `sources`, or the shipped speech. Raises the first error if none of them can be used."""
+    found = find_audio(sources or [str(SHIPPED_SPEECH)])
+    clips: list[Samples] = []
+    errors: list[AudioError] = list(found.errors)
+    for item in found.items[:limit]:
+        try:
+            clips.append(read_audio(item, sample_rate_hz))
+        except AudioError as error:
+            errors.append(error)
+    if not clips:
+        raise errors[0] if errors else ConfigError("audio: nothing was given")
+    return clips

@@ -59,6 +59,10 @@ class Recognizer:
         import torch
 
         self.loaded, self.config = loaded, config
+        if config.asr.cuda_graphs and loaded.device != "cpu":
+            from workbench.encoder.graphed import set_streaming_cuda_graphs
+
+            set_streaming_cuda_graphs(loaded.model, True)
         self.arena = StateArena(
             loaded.model, config.asr.batching.state_arena_slots, loaded.device, getattr(torch, loaded.dtype)
         )
@@ -98,6 +102,13 @@ class Recognizer:
         with self._lock:
             self._open_streams.discard(stream)
             self.arena.release(stream.row)
+
+    def graph_counters(self) -> dict[str, Any]:
+        """Captured, replayed and eager steps of the graphed encoder; empty where it is off."""
+        from workbench.encoder.graphed import attached_step
+
+        step = attached_step(self.loaded.model.encoder)
+        return {} if step is None else step.counters.as_dict()
 
     @property
     def open_streams(self) -> int:

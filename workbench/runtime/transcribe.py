@@ -9,14 +9,17 @@ Each recording is pushed as a live stream would be, so the text is the streaming
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from workbench.config import Config, to_dict
 from workbench.errors import AudioError, QueueFull
 from workbench.model.speech import AudioItem, Samples, read_audio
+from workbench.results import Record
 from workbench.runtime.recognizer import Recognizer, Stream
 
 
@@ -101,3 +104,30 @@ def _collect(
             differs = offline_labels(recognizer.loaded, samples) != stream.labels
     duration_s = samples.size / recognizer.loaded.geometry.sample_rate_hz
     return Transcript(str(item.path), round(duration_s, 3), stream.text, item.text, None, differs)
+
+
+def transcript_record(
+    config: Config, rows: Sequence[Transcript], errors: Sequence[str], notes: Sequence[str] = ()
+) -> Record:
+    """Rows and scores as one record; `skipped` in the counters lists every input that could not be used and why."""
+    done = [row for row in rows if row.error is None]
+    compared = [row for row in done if row.differs_offline is not None]
+    numbers = {
+        "transcribed": len(done),
+        "audio_s": round(sum(row.duration_s for row in done), 3),
+        **{f"wer_{name}" if name != "wer" else name: value for name, value in word_errors(rows).items()},
+    }
+    if compared:
+        numbers |= {
+            "offline_compared": len(compared),
+            "offline_differences": sum(bool(row.differs_offline) for row in compared),
+        }
+    skipped = [*errors, *(row.error for row in rows if row.error is not None)]
+    return Record(
+        kind="transcripts",
+        config=to_dict(config),
+        numbers=numbers,
+        rows=[dataclasses.asdict(row) for row in rows],
+        counters={"skipped": skipped},
+        notes=list(notes),
+    )

@@ -1,0 +1,430 @@
+"""The command line: `workbench demo | transcribe | profile | bench | tune | best | twin | show | doctor`.
+
+Verbs are thin: they read options, call the library and print. Heavy imports happen inside them, so `--help` answers at once. Results go to
+standard output (a table, or one JSON object with --json); progress and messages go to standard error. Exit codes: 0 done, 1 a run-time
+failure, 2 wrong input, 3 done in part (some inputs were skipped and are listed), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import click
+import typer
+
+from workbench import __version__
+from workbench.config import Config, load_config, replace
+from workbench.errors import ArenaFull, InputError, QueueFull, StepTimeout, StreamClosed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from workbench.results import Record
+
+PARTIAL = 3
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False
+)
+profile_app = typer.Typer(invoke_without_command=True, help="Where the time of a step goes.")
+bench_app = typer.Typer(no_args_is_help=True, help="Measure throughput, paced latency and the scheduler core.")
+app.add_typer(profile_app, name="profile")
+app.add_typer(bench_app, name="bench")
+
+ConfigFile = Annotated[Path | None, typer.Option("--config", "-c", help="YAML with the sections asr: and load:.")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", "-s", help="Override one key: asr.batching.max_batch_size=8. Repeatable.")
+]
+Model = Annotated[
+    str | None, typer.Option(help="demo, a named shape (tiny, nemotron-0.6b, …), a .nemo path, or a hub name.")
+]
+Context = Annotated[str | None, typer.Option(help="Left and right context in 80 ms frames, e.g. 56,0.")]
+Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+Audio = Annotated[list[str], typer.Argument(help="Audio files, folders, globs or NeMo manifests.", show_default=False)]
+Save = Annotated[Path | None, typer.Option("--output", "-o", help="Also write the record to this file.")]
+
+
+def main() -> None:
+    """Entry point: typed errors become one line and an exit code, never a traceback."""
+    try:
+        sys.exit(app(standalone_mode=False) or 0)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        _fail("interrupted", 130)
+    except InputError as error:
+        _fail(str(error), 2)
+    except (QueueFull, ArenaFull, StreamClosed, StepTimeout) as error:
+        _fail(f"{type(error).__name__}: {error}", 1)
+
+
+@app.callback()
+def _root(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+    """Profile, graph, batch and tune streaming speech recognition on GPUs."""
+    if version:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder of the results; an unfinished run in it is resumed.")] = Path(
+        "demo"
+    ),
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start anew: the earlier results are replaced.")] = False,
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+) -> None:
+    """The main job on the shipped model and speech: transcribe, profile, measure, tune, confirm, report.
+
+    Example: `workbench demo --out runs/first`
+    """
+    from workbench.demo import run_demo
+
+    run_demo(load_config(config, overrides or ()), out, fresh)
+
+
+@app.command()
+def transcribe(
+    audio: Audio,
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    model: Model = None,
+    context: Context = None,
+    device: Device = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="Streams open at once; more than 1 turns batching on.")] = 1,
+    wer: Annotated[bool, typer.Option("--wer", help="Word error rate against the manifest's texts.")] = False,
+    compare_vs_offline: Annotated[
+        bool, typer.Option("--compare-vs-offline", help="Count streams whose text differs offline.")
+    ] = False,
+    as_json: AsJson = False,
+    output: Save = None,
+) -> None:
+    """Transcribe recordings as live streams; bad files are named and skipped.
+
+    Examples: `workbench transcribe clips/ --concurrency 8`, `workbench transcribe test.jsonl --wer --context 56,13 --json`
+    """
+    from workbench.model.speech import find_audio
+    from workbench.runtime.recognizer import Recognizer
+    from workbench.runtime.transcribe import transcribe as run
+    from workbench.runtime.transcribe import transcript_record
+
+    chosen = _configured(config, overrides, model, context, device)
+    if concurrency > 1:
+        slots = max(chosen.asr.batching.state_arena_slots, concurrency)
+        chosen = replace(chosen, **{"asr.batching.enabled": True, "asr.batching.state_arena_slots": slots})
+    found = find_audio(audio)
+    rows = []
+    if found.items:
+        with Recognizer.open(chosen) as recognizer:
+            _say(recognizer.loaded.notes)
+            for row in _bar(
+                run(recognizer, found.items, concurrency, compare_vs_offline), "transcribe", len(found.items)
+            ):
+                rows.append(row)
+                if not as_json and row.error is None:
+                    print(f"{row.path}\t{row.text}", flush=True)
+            notes = recognizer.loaded.notes
+    else:
+        notes = ()
+    record = transcript_record(chosen, rows, [str(error) for error in found.errors], notes)
+    skipped = record.counters["skipped"]
+    for reason in skipped:
+        print(f"skipped: {reason}", file=sys.stderr)
+    _give(record, as_json, output, lambda: _numbers(record, wanted=("wer",) if wer else ()))
+    if not rows or all(row.error for row in rows):
+        raise typer.Exit(2)
+    if skipped:
+        raise typer.Exit(PARTIAL)
+
+
+@profile_app.callback()
+def profile(
+    context_: typer.Context,
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    model: Model = None,
+    context: Context = None,
+    device: Device = None,
+    batch: Annotated[int, typer.Option(min=1, help="Streams in the step.")] = 1,
+    trace: Annotated[Path, typer.Option(help="Where the Chrome trace is kept (opens in Perfetto).")] = Path(
+        "runs/step.json.gz"
+    ),
+    graphed: Annotated[bool, typer.Option("--cuda-graphs", help="Profile the graphed step (CUDA).")] = False,
+    as_json: AsJson = False,
+    output: Save = None,
+) -> None:
+    """Time one steady step without a profiler, then profile it: launches, kernels, idle time by cause, stages.
+
+    Example: `workbench profile --model nemotron-0.6b --context 56,0 --batch 8`
+    """
+    if context_.invoked_subcommand:
+        return
+    from workbench.measure.step_profile import profile_configured
+
+    chosen = _configured(config, overrides, model, context, device)
+    chosen = replace(chosen, **{"asr.cuda_graphs": graphed or chosen.asr.cuda_graphs})
+    record = profile_configured(chosen, batch, trace)
+    _say(record.notes)
+    _give(record, as_json, output, lambda: _table(record))
+
+
+@profile_app.command("graphed-table")
+def graphed_table(
+    model: Annotated[str, typer.Option(help="A named shape or a model.")] = "nemotron-0.6b",
+    as_json: AsJson = False,
+    output: Save = None,
+) -> None:
+    """Eager against graphed step over contexts and batch sizes, with launches, idle share and memory (needs CUDA).
+
+    Example: `workbench profile graphed-table --output studies/h200/graphed_step.json`
+    """
+    from workbench.measure.graphed_table import run_graphed_table
+
+    record = run_graphed_table(model)
+    _give(record, as_json, output, lambda: _table(record))
+
+
+@bench_app.command("asr")
+def bench_asr(
+    audio: Audio,
+    mode: Annotated[str, typer.Option(help="stream or offline.")] = "stream",
+    concurrency: Annotated[str, typer.Option(help="Levels, e.g. 1,8,16,32.")] = "1,8",
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    model: Model = None,
+    context: Context = None,
+    device: Device = None,
+    as_json: AsJson = False,
+    output: Save = None,
+) -> None:
+    """Throughput at several numbers of concurrent callers on one recogniser, with transcript mismatches.
+
+    Example: `workbench bench asr clips/ --mode stream --concurrency 1,8,16 --json`
+    """
+    from workbench.measure.bench import bench_asr as run
+
+    record = run(
+        _configured(config, overrides, model, context, device), audio, mode, _integers(concurrency, "--concurrency")
+    )
+    _say([*record.notes, *(f"skipped: {reason}" for reason in record.counters["skipped"])])
+    _give(record, as_json, output, lambda: _table(record))
+    if record.counters["skipped"]:
+        raise typer.Exit(PARTIAL)
+
+
+@bench_app.command("paced")
+def bench_paced(
+    audio: Annotated[list[str] | None, typer.Argument(help="Audio to speak; the shipped speech by default.")] = None,
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    model: Model = None,
+    context: Context = None,
+    device: Device = None,
+    as_json: AsJson = False,
+    output: Save = None,
+) -> None:
+    """Live streams in real time; latency counts from when each chunk was due.
+
+    Example: `workbench bench paced -s load.streams=8 -s load.seconds=20 -s asr.batching.enabled=true --json`
+    """
+    from workbench.measure.bench import paced_configured
+
+    chosen = _configured(config, overrides, model, context, device)
+    with _seconds_bar("paced", chosen.load.seconds) as progress:
+        record = paced_configured(chosen, audio, progress)
+    _say(record.notes)
+    _give(record, as_json, output, lambda: _numbers(record))
+
+
+@bench_app.command("core")
+def bench_core(as_json: AsJson = False, output: Save = None) -> None:
+    """Items per second of the scheduler core alone."""
+    from workbench.measure.core_bench import run_core_bench
+
+    record = run_core_bench()
+    _give(record, as_json, output, lambda: _numbers(record))
+
+
+@bench_app.command("costs")
+def bench_costs(
+    batches: Annotated[str, typer.Option(help="Batch sizes, e.g. 1,2,4,8.")] = "1,2,4,8",
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    model: Model = None,
+    context: Context = None,
+    device: Device = None,
+    as_json: AsJson = False,
+    output: Save = None,
+) -> None:
+    """The cost table of a step that the digital twin computes with.
+
+    Example: `workbench bench costs --batches 1,4,16 --output runs/costs.json`
+    """
+    from workbench.measure.bench import costs_configured
+
+    sizes = _integers(batches, "--batches")
+    record = costs_configured(_configured(config, overrides, model, context, device), sizes)
+    _say(record.notes)
+    _give(record, as_json, output, lambda: _table(record))
+
+
+@app.command()
+def tune(
+    study: Annotated[Path, typer.Argument(help="Study folder (or its YAML).")],
+    costs: Annotated[Path | None, typer.Option(help="Cost record for the twin; measured now if absent.")] = None,
+    trials: Annotated[int | None, typer.Option(min=1, help="Overrides the budget of the study.")] = None,
+    storage: Annotated[
+        str | None, typer.Option(help="Any Optuna RDB URL; SQLite in the study folder by default.")
+    ] = None,
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run or resume a tuning study on the digital twin.
+
+    Example: `workbench tune studies/demo --trials 60`
+    """
+    from workbench.tuning.run import run_study
+
+    result = run_study(load_config(config, overrides or ()), study, costs, trials, storage)
+    record = result.record()
+    _say(record.notes)
+    _give(record, as_json, None, lambda: print(result.headline))
+
+
+@app.command()
+def best(study: Annotated[Path, typer.Argument(help="Study folder (or its YAML).")]) -> None:
+    """Print the best configuration of a study as YAML that `--config` reads."""
+    from workbench.tuning.result import best_yaml
+    from workbench.tuning.spec import load_study
+    from workbench.tuning.study import load_result
+
+    spec = load_study(study)
+    print(best_yaml(load_result(Config(), spec, study if study.is_dir() else study.parent)), end="")
+
+
+@app.command()
+def twin(
+    costs: Annotated[Path, typer.Argument(help="A cost record (`workbench bench costs`).")],
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+    output: Save = None,
+) -> None:
+    """Simulate live traffic with measured step costs.
+
+    Example: `workbench twin runs/costs.json -s load.streams=200 -s load.seconds=60 -s asr.batching.enabled=true`
+    """
+    from workbench.tuning.run import simulate_configured
+
+    record = simulate_configured(load_config(config, overrides or ()), costs)
+    _say(record.notes)
+    _give(record, as_json, output, lambda: _numbers(record))
+
+
+@app.command()
+def show(
+    record_file: Annotated[Path, typer.Argument(metavar="RECORD", help="A result record.")], as_json: AsJson = False
+) -> None:
+    """Print a saved record: what was run, where, and the numbers."""
+    from workbench.results import Record
+
+    record = Record.load(record_file)
+    _say(record.notes)
+    _give(record, as_json, None, lambda: (_numbers(record), _table(record)))
+
+
+@app.command()
+def doctor(as_json: AsJson = False) -> None:
+    """What this machine has, what is missing and what that costs."""
+    from workbench.doctor import examine
+
+    findings = examine()
+    if as_json:
+        print(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=1))
+        return
+    for finding in findings:
+        print(f"{finding.state:8} {finding.name:22} {finding.found}")
+        if finding.cost:
+            print(f"{'':8} {'':22} {finding.cost}")
+
+
+def _configured(
+    config: Path | None, overrides: list[str] | None, model: str | None, context: str | None, device: str | None
+) -> Config:
+    chosen = load_config(config, overrides or ())
+    changes: dict[str, Any] = {}
+    if model is not None:
+        changes["asr.model"] = model
+    if context is not None:
+        changes["asr.att_context_size"] = _integers(context, "--context")
+    if device is not None:
+        changes["asr.device"] = device
+    return replace(chosen, **changes)
+
+
+def _integers(text: str, option: str) -> list[int]:
+    try:
+        return [int(part) for part in text.strip("[] ").split(",")]
+    except ValueError:
+        raise InputError(f"{option}: got {text!r}; allowed are integers separated by commas") from None
+
+
+def _give(record: Record, as_json: bool, output: Path | None, human: Callable[[], object]) -> None:
+    if output is not None:
+        record.save(output)
+        print(f"record: {output}", file=sys.stderr)
+    if as_json:
+        print(json.dumps({**record.numbers, **dataclasses.asdict(record)}, indent=1, default=str))
+    else:
+        human()
+
+
+def _numbers(record: Record, wanted: tuple[str, ...] = ()) -> None:
+    for name, value in record.numbers.items():
+        if not wanted or name.startswith(wanted):
+            print(f"{name:28} {value:.4g}" if isinstance(value, float) else f"{name:28} {value}")
+
+
+def _table(record: Record) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    if not record.rows:
+        return
+    columns = [name for name in record.rows[0] if not isinstance(record.rows[0][name], list | dict)]
+    table = Table(*columns)
+    for row in record.rows:
+        table.add_row(*(f"{row[name]:.4g}" if isinstance(row[name], float) else str(row[name]) for name in columns))
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
+
+
+def _say(notes: Any) -> None:
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+
+
+def _bar(rows: Any, title: str, total: int) -> Any:
+    from tqdm import tqdm
+
+    return tqdm(
+        rows, desc=title, total=total, unit="clip", file=sys.stderr, dynamic_ncols=True, disable=not sys.stderr.isatty()
+    )
+
+
+def _seconds_bar(title: str, seconds: float) -> Any:
+    from workbench.measure.progress import seconds_bar
+
+    return seconds_bar(title, seconds)
+
+
+def _fail(message: str, code: int) -> None:
+    print(f"workbench: {message}", file=sys.stderr)
+    sys.exit(code)

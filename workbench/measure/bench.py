@@ -1,0 +1,127 @@
+"""Benchmarks behind `workbench bench`: closed-loop throughput, paced runs and cost tables of a configured recogniser.
+
+    record = bench_asr(config, ["clips/"], "stream", [1, 8, 16])
+
+Closed-loop throughput (`bench asr`) says how much audio per second a recogniser chews when callers wait for their results; it says
+nothing about latency, which only a paced run can (`bench paced`). One recogniser serves all levels, its batching sized for the highest.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from workbench.config import Config, replace, to_dict
+from workbench.errors import ConfigError
+from workbench.measure.costs import measure_costs
+from workbench.measure.paced import run_paced
+from workbench.measure.progress import count_bar
+from workbench.measure.steps import speech_clips
+from workbench.model.speech import AudioItem, find_audio
+from workbench.results import Record, percentiles_ms
+from workbench.runtime.offline import offline_labels
+from workbench.runtime.recognizer import Recognizer
+from workbench.runtime.transcribe import transcribe
+
+
+def bench_asr(config: Config, audio: Sequence[str], mode: str, levels: Sequence[int]) -> Record:
+    """Run every recording at every level of concurrency. Rows: rtfx (audio seconds per second), utterances_per_s, mismatches against
+    the first result of each input, batches. Raises ConfigError for a wrong mode or level, AudioError if nothing can be used."""
+    if mode not in ("stream", "offline"):
+        raise ConfigError(f"--mode: got {mode!r}; allowed are stream and offline")
+    if not levels or min(levels) < 1:
+        raise ConfigError(f"--concurrency: got {list(levels)}; allowed are integers from 1")
+    found = find_audio(audio)
+    skipped = [str(error) for error in found.errors]
+    if not found.items:
+        raise found.errors[0]
+    with Recognizer.open(sized_for(config, max(levels))) as recognizer:
+        recognizer.warm_up()
+        first: dict[str, str] = {}
+        rows: list[dict[str, Any]] = []
+        for level in levels:
+            rows.append(_level(recognizer, found.items, mode, level, first, skipped))
+        return Record(
+            kind="bench",
+            config=to_dict(recognizer.config),
+            rows=rows,
+            numbers={"clips": len(first), "mode": mode},
+            counters={"skipped": sorted(set(skipped)), "step": recognizer.metrics.snapshot()},
+            notes=list(recognizer.loaded.notes),
+        )
+
+
+def sized_for(config: Config, streams: int) -> Config:
+    """The configuration with batching on where more than one caller is expected, and a row for each of them."""
+    if streams == 1:
+        return config
+    slots = max(streams, config.asr.batching.state_arena_slots)
+    return replace(config, **{"asr.batching.enabled": True, "asr.batching.state_arena_slots": slots})
+
+
+def paced_configured(config: Config, audio: Sequence[str] | None, progress: Callable[[float], None]) -> Record:
+    """One paced run of `config.load` on a fresh recogniser."""
+    slots = max(config.asr.batching.state_arena_slots, 2 * config.load.streams)
+    with Recognizer.open(replace(config, **{"asr.batching.state_arena_slots": slots})) as recognizer:
+        clips = speech_clips(recognizer.loaded.geometry.sample_rate_hz, audio)
+        recognizer.warm_up()
+        return run_paced(recognizer, clips, config.load, progress)
+
+
+def costs_configured(config: Config, batches: Sequence[int], repeats: int = 8) -> Record:
+    """The cost table of a configured recogniser over the shipped speech."""
+    slots = max([*batches, config.asr.batching.state_arena_slots])
+    with (
+        Recognizer.open(replace(config, **{"asr.batching.state_arena_slots": slots})) as recognizer,
+        count_bar("costs") as progress,
+    ):
+        clips = speech_clips(recognizer.loaded.geometry.sample_rate_hz)
+        return measure_costs(recognizer, clips, batches, repeats, progress)
+
+
+def _level(
+    recognizer: Recognizer, items: Sequence[AudioItem], mode: str, level: int, first: dict[str, str], skipped: list[str]
+) -> dict[str, Any]:
+    results, took_s, walls = [], 0.0, []
+    start_s = last_s = time.perf_counter()
+    for path, text, duration_s, error in _results(recognizer, items, mode, level):
+        now_s = time.perf_counter()
+        walls.append(now_s - last_s)
+        last_s = now_s
+        if error is not None:
+            skipped.append(error)
+            continue
+        results.append((path, text, duration_s))
+    took_s = last_s - start_s
+    mismatches = sum(first.setdefault(path, text) != text for path, text, _ in results)
+    audio_s = sum(duration_s for _, _, duration_s in results)
+    return {
+        "concurrency": level,
+        "rtfx": audio_s / took_s,
+        "utterances_per_s": len(results) / took_s,
+        "audio_s": round(audio_s, 3),
+        "took_s": round(took_s, 4),
+        "mismatches": mismatches,
+        **percentiles_ms(walls, "between_results"),
+    }
+
+
+def _results(recognizer: Recognizer, items: Sequence[AudioItem], mode: str, level: int) -> Any:
+    if mode == "stream":
+        for row in transcribe(recognizer, items, level):
+            yield row.path, row.text or "", row.duration_s, row.error
+        return
+    from workbench.errors import AudioError
+    from workbench.model.speech import read_audio
+
+    rate = recognizer.loaded.geometry.sample_rate_hz
+    for item in items:
+        try:
+            samples = read_audio(item, rate, recognizer.config.asr.channel)
+        except AudioError as error:
+            yield str(item.path), "", 0.0, str(error)
+            continue
+        with recognizer.stage.device_lock:
+            labels = offline_labels(recognizer.loaded, samples)
+        yield str(item.path), recognizer.detokenizer.text(labels), samples.size / rate, None

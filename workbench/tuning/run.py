@@ -1,0 +1,77 @@
+"""From a study folder to a result: load or measure the cost table, let the twin evaluate, run the search.
+
+    result = run_study(Config(), "studies/demo", costs_path="runs/costs.json")
+
+The measured part is the cost table; every trial then simulates the study's load with the recogniser's own scheduler.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from workbench.config import Config
+from workbench.geometry import StreamGeometry
+from workbench.measure.loadgen import build_schedule
+from workbench.measure.twin import CostTable, simulate
+from workbench.results import Record
+from workbench.tuning.result import StudyResult
+from workbench.tuning.spec import load_study
+from workbench.tuning.study import tune
+
+COSTS_FILE = "costs.json"
+BATCHES = (1, 2, 4, 8, 16)
+
+
+def run_study(
+    base: Config, study: Path, costs_path: Path | None, trials: int | None = None, storage: str | None = None
+) -> StudyResult:
+    """Run or resume the study in folder `study` on the twin; its cost record is kept beside it."""
+    spec = load_study(study)
+    folder = study if study.is_dir() else study.parent
+    if trials is not None:
+        spec = dataclasses.replace(spec, budget=dataclasses.replace(spec.budget, trials=trials))
+    if storage is not None:
+        spec = dataclasses.replace(spec, storage=storage)
+    path = costs_path or folder / COSTS_FILE
+    if costs_path is None and not path.exists():
+        from workbench.measure.bench import costs_configured
+
+        costs_configured(spec.configure(base), BATCHES).save(path)
+    costs = Record.load(path)
+    table = CostTable.from_record(costs)
+    evaluate = twin_evaluator(table, geometry_of(costs), shipped_lengths())
+    return tune(base, spec, evaluate, folder=folder, measured_with=table.digest())
+
+
+def simulate_configured(config: Config, costs_path: Path) -> Record:
+    """One simulated run of `config.load` with the costs of a record."""
+    costs = Record.load(costs_path)
+    return twin_evaluator(CostTable.from_record(costs), geometry_of(costs), shipped_lengths())(config)
+
+
+def twin_evaluator(
+    table: CostTable, geometry: StreamGeometry, clip_samples: Sequence[int]
+) -> Callable[[Config], Record]:
+    """`evaluate(config)` on the twin."""
+
+    def evaluate(config: Config) -> Record:
+        return simulate(config, table, build_schedule(config.load, geometry, clip_samples))
+
+    return evaluate
+
+
+def geometry_of(costs: Record) -> StreamGeometry:
+    """The geometry that a cost record was measured at."""
+    return StreamGeometry(**costs.counters["geometry"])
+
+
+def shipped_lengths(sample_rate_hz: int = 16000) -> list[int]:
+    """Lengths in samples of the shipped recordings, from their headers."""
+    import soundfile
+
+    from workbench.model.speech import SHIPPED_SPEECH, read_manifest
+
+    infos = [soundfile.info(item.path) for item in read_manifest(SHIPPED_SPEECH).items]
+    return [info.frames * sample_rate_hz // info.samplerate for info in infos]
