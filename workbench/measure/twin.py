@@ -20,6 +20,7 @@ import hashlib
 import json
 import math
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +31,8 @@ from workbench.batching.metrics import StageMetrics
 from workbench.batching.microbatcher import Batch, MicroBatcher
 from workbench.config import Config, effective_batch_cap
 from workbench.errors import ConfigError, QueueFull, RecordError
-from workbench.measure.loadgen import Schedule, run_record
+from workbench.geometry import StreamGeometry
+from workbench.measure.loadgen import Schedule, build_schedule, run_record
 from workbench.results import Record, environment
 
 STAGE = "step"
@@ -104,6 +106,19 @@ class CostTable:
             line = np.maximum(line, grid[0] * batch / batches[0])
         return np.asarray(line)
 
+    def busy_streams(self, chunk_s: float, busy_share: float = 0.6) -> int:
+        """The most streams whose steady steps, all in one batch, keep the worker busy for `busy_share` of a chunk; at least 1.
+
+        Never more than the largest measured batch: a load to tune on, where neither one-by-one nor waiting for all is best.
+        """
+        shape = self.shape_for((self.mel_frames.get("steady", 0), 2, False))
+        fits = [
+            batch
+            for batch in range(1, self.curves[shape][0][-1] + 1)
+            if self.quantiles_ms(shape, batch)[_GRID.size // 2] <= busy_share * chunk_s * 1e3
+        ]
+        return max(fits, default=1)
+
     def digest(self) -> str:
         """A short fingerprint: results that rest on different measurements must not be pooled."""
         plain = {shape: [batches, grid.tolist()] for shape, (batches, grid) in sorted(self.curves.items())}
@@ -144,6 +159,14 @@ def simulate(config: Config, costs: CostTable, schedule: Schedule, cohort: int =
             f"{worker.extrapolated} of {batches} batches lay beyond the measured batch sizes: linear guess"
         )
     return record
+
+
+def twin_runner(
+    costs: CostTable, geometry: StreamGeometry, clip_samples: Sequence[int], cohort: int = 0
+) -> Callable[[Config], Record]:
+    """`config -> Record` for a tuning study: the twin on one model's costs, with each load's schedule built once."""
+    schedule = functools.lru_cache(maxsize=16)(lambda load: build_schedule(load, geometry, clip_samples))
+    return lambda config: simulate(config, costs, schedule(config.load), cohort)
 
 
 class _Worker:

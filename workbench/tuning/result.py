@@ -1,0 +1,264 @@
+"""What a study found, as plain data: its trials, the best one, and the gain over the default configuration, told honestly.
+
+    result = read_result(spec, default_config, study)
+    result.headline                # "latency_p95_ms 41.2 ms: 23 % less than the default's 53.6 ms"
+    result.best_config             # None if no trial kept every constraint; then result.closest has the least violating ones
+    Path("best.yaml").write_text(best_yaml(result))
+    result.record().save("studies/demo/results.json")
+
+Ties go to the earlier trial, and the default is the first: a configuration is called better only if it is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import optuna
+import yaml
+from optuna.trial import FrozenTrial, TrialState
+
+from workbench.config import Config, replace, to_dict
+from workbench.errors import StudyError
+from workbench.results import Record
+from workbench.tuning.space import Space
+from workbench.tuning.spec import Objective, StudySpec
+
+
+@dataclass(frozen=True)
+class TrialRow:
+    """One trial. values: per objective, None unless finished; excess: per constraint, zero or less keeps it; numbers: the record's
+    scalars; why: batch histogram, release reasons, waiting and padding; duplicate_of: the trial whose result it shares."""
+
+    number: int
+    state: str
+    params: dict[str, Any]
+    values: tuple[float, ...] | None = None
+    excess: dict[str, float] = field(default_factory=dict)
+    numbers: dict[str, Any] = field(default_factory=dict)
+    why: dict[str, Any] = field(default_factory=dict)
+    duplicate_of: int | None = None
+    failure: str | None = None
+    is_default: bool = False
+
+    @property
+    def feasible(self) -> bool:
+        """Finished, and every constraint kept."""
+        return self.values is not None and all(value <= 0 for value in self.excess.values())
+
+
+@dataclass(frozen=True)
+class StudyResult:
+    """trials: all that ended, in order; best: among the feasible, by the first objective if there are several; pareto: the
+    feasible trials that no other beats in every objective; confirmation: fresh runs of default and best, if there were repeats."""
+
+    spec: StudySpec
+    default_config: Config
+    trials: tuple[TrialRow, ...]
+    best: TrialRow | None
+    pareto: tuple[TrialRow, ...]
+    notes: tuple[str, ...]
+    confirmation: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def default(self) -> TrialRow | None:
+        """The trial of the default configuration, if it ended."""
+        finished = [trial for trial in self.trials if trial.is_default and trial.values is not None]
+        return next(iter(finished), next((trial for trial in self.trials if trial.is_default), None))
+
+    @property
+    def best_config(self) -> Config | None:
+        """The default configuration with the best trial's values."""
+        return None if self.best is None else replace(self.default_config, **self.best.params)
+
+    @property
+    def closest(self) -> tuple[TrialRow, ...]:
+        """The finished trials by how far they miss the constraints, each miss as a share of its limit; the nearest first."""
+        return _by_excess(self.spec, self.trials)
+
+    @property
+    def gain(self) -> float | None:
+        """Improvement of the best over the default in the first objective, as a share of the default; None if either is missing."""
+        default, best = self.default, self.best
+        if default is None or default.values is None or best is None or best.values is None or not default.values[0]:
+            return None
+        change = best.values[0] / default.values[0] - 1
+        return -change if self.spec.objectives[0].direction == "minimise" else change
+
+    @property
+    def fresh_gains(self) -> tuple[float, ...]:
+        """The gain in each fresh run of default and best on equal traffic, as a share of the default; empty without repeats."""
+        runs = [self.confirmation.get(label, {}).get("again_repeats", ()) for label in ("default", "best")]
+        sign = -1 if self.spec.objectives[0].direction == "minimise" else 1
+        return tuple(sign * (best / default - 1) for default, best in zip(*runs, strict=True) if default)
+
+    @property
+    def headline(self) -> str:
+        """One sentence: what was found, against the default."""
+        name, default, best = self.spec.objectives[0].number, self.default, self.best
+        if best is None or best.values is None:
+            finished = sum(trial.values is not None for trial in self.trials)
+            return (
+                f"No configuration found: {finished} of {len(self.trials)} trials finished, none kept every constraint"
+            )
+        found = f"{name} {best.values[0]:.4g}"
+        if default is None or default.values is None or not default.feasible:
+            state = "failed" if default is None or default.values is None else "breaks a constraint"
+            return f"{found}; the default configuration {state}, so there is no gain to state"
+        if best.number == default.number or not self.gain:
+            return f"{found}: no configuration was better than the default"
+        word = "less" if self.spec.objectives[0].direction == "minimise" else "more"
+        found += f": {self.gain * 100:.1f} % {word} than the default's {default.values[0]:.4g}"
+        if not (fresh := self.fresh_gains):
+            return found
+        won = sum(gain > 0 for gain in fresh)
+        verdict = "" if won == len(fresh) else "; that is within the noise"
+        return f"{found}; on fresh traffic better in {won} of {len(fresh)} runs ({_span(fresh)}){verdict}"
+
+    def record(self) -> Record:
+        """The study as one record: a row per trial, everything that charts and reports need."""
+        names = [objective.number for objective in self.spec.objectives]
+        numbers: dict[str, Any] = {
+            "trials": len(self.trials),
+            "trials_finished": sum(trial.values is not None for trial in self.trials),
+            "trials_failed": sum(trial.failure is not None for trial in self.trials),
+            "trials_pooled": sum(trial.duplicate_of is not None for trial in self.trials),
+            "trials_infeasible": sum(trial.values is not None and not trial.feasible for trial in self.trials),
+            "gain_share": self.gain,
+            "fresh_runs": len(self.fresh_gains),
+            "fresh_runs_better": sum(gain > 0 for gain in self.fresh_gains),
+        }
+        for label, trial in (("default", self.default), ("best", self.best)):
+            numbers[f"{label}_trial"] = trial.number if trial else None
+            for position, name in enumerate(names):
+                numbers[f"{label}_{name}"] = trial.values[position] if trial and trial.values else None
+        return Record(
+            kind="study",
+            config=to_dict(self.best_config or self.default_config),
+            numbers=numbers,
+            rows=[self._row(trial, names) for trial in self.trials],
+            counters={
+                "name": self.spec.name,
+                "headline": self.headline,
+                "space": self.spec.space,
+                "objectives": [{"number": o.number, "direction": o.direction} for o in self.spec.objectives],
+                "constraints": [constraint.describe() for constraint in self.spec.constraints],
+                "default_params": self.default.params if self.default else {},
+                "best_params": self.best.params if self.best else {},
+                "pareto_trials": [trial.number for trial in self.pareto],
+                "confirmation": self.confirmation,
+            },
+            notes=list(self.notes),
+        )
+
+    def _row(self, trial: TrialRow, names: Sequence[str]) -> dict[str, Any]:
+        return {
+            "trial": trial.number,
+            "state": trial.state,
+            "params": trial.params,
+            "values": dict(zip(names, trial.values, strict=True)) if trial.values else {},
+            "feasible": trial.feasible,
+            "excess": trial.excess,
+            "is_default": trial.is_default,
+            "duplicate_of": trial.duplicate_of,
+            "failure": trial.failure,
+            "numbers": trial.numbers,
+            "why": trial.why,
+        }
+
+
+def read_result(spec: StudySpec, default_config: Config, study: optuna.Study) -> StudyResult:
+    """The result of a study as it stands; trials that wait, run, or lost their worker are left out."""
+    space = Space.parse(spec.space)
+    ended = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.FAIL))
+    trials = tuple(row for trial in ended if (row := _trial_row(space, trial)) is not None)
+    feasible = [trial for trial in trials if trial.feasible and trial.duplicate_of is None]
+    pareto = tuple(t for t in feasible if not any(_dominates(other, t, spec.objectives) for other in feasible))
+    best = min(feasible, key=lambda trial: (_signed(trial, spec.objectives)[0], trial.number), default=None)
+    notes = (*_notes(spec, space, trials, best), *study.user_attrs.get("notes", ()))
+    confirmation = study.user_attrs.get("confirmation", {})
+    if best is None or confirmation.get("best_trial") != best.number:
+        confirmation = {}
+    return StudyResult(spec, default_config, trials, best, pareto, notes, confirmation)
+
+
+def best_yaml(result: StudyResult) -> str:
+    """A configuration file that `load_config` reads unchanged. Raises StudyError if no trial kept every constraint."""
+    if result.best_config is None:
+        raise StudyError(f"study {result.spec.name}: {result.headline}; {'; '.join(result.notes)}")
+    comment = f"# Best configuration of study {result.spec.name}, trial {result.best.number if result.best else 0}.\n# {result.headline}.\n"
+    load = result.default_config.load
+    comment += f"# Found under {load.streams} live streams, {load.starts} starts, {load.seconds:g} s.\n"
+    return comment + yaml.safe_dump({"asr": to_dict(result.best_config)["asr"]}, sort_keys=False)
+
+
+def _trial_row(space: Space, trial: FrozenTrial) -> TrialRow | None:
+    failure = trial.user_attrs.get("failure")
+    if trial.state == TrialState.FAIL and failure is None:
+        return None
+    outcome = trial.user_attrs.get("outcome", {})
+    values = tuple(trial.values) if trial.state == TrialState.COMPLETE else None
+    choices = {parameter.path: parameter for parameter in space.parameters if parameter.kind == "choices"}
+    params = {
+        path: json.loads(value) if path in choices and value not in choices[path].choices else value
+        for path, value in trial.params.items()
+    }
+    return TrialRow(
+        number=trial.number,
+        state=trial.state.name.lower(),
+        params={parameter.path: params[parameter.path] for parameter in space.parameters if parameter.path in params},
+        values=values,
+        excess=dict(outcome.get("excess", {})),
+        numbers=dict(outcome.get("numbers", {})),
+        why=dict(outcome.get("why", {})),
+        duplicate_of=trial.user_attrs.get("duplicate_of"),
+        failure=failure,
+        is_default=bool(trial.user_attrs.get("default")),
+    )
+
+
+def _signed(trial: TrialRow, objectives: Sequence[Objective]) -> tuple[float, ...]:
+    """Objective values with small being good."""
+    values = trial.values or ()
+    return tuple(v if o.direction == "minimise" else -v for v, o in zip(values, objectives, strict=True))
+
+
+def _dominates(one: TrialRow, other: TrialRow, objectives: Sequence[Objective]) -> bool:
+    ours, theirs = _signed(one, objectives), _signed(other, objectives)
+    if ours == theirs:
+        return one.number < other.number
+    return all(a <= b for a, b in zip(ours, theirs, strict=True))
+
+
+def _span(gains: Sequence[float]) -> str:
+    low, high = f"{min(gains) * 100:+.1f}", f"{max(gains) * 100:+.1f}"
+    return f"{low} %" if low == high else f"{low} to {high} %"
+
+
+def _by_excess(spec: StudySpec, trials: Sequence[TrialRow]) -> tuple[TrialRow, ...]:
+    limits = {constraint.describe(): abs(constraint.limit) or 1.0 for constraint in spec.constraints}
+    finished = [trial for trial in trials if trial.values is not None and trial.duplicate_of is None]
+    return tuple(
+        sorted(finished, key=lambda t: sum(max(0.0, excess) / limits[name] for name, excess in t.excess.items()))
+    )
+
+
+def _notes(spec: StudySpec, space: Space, trials: Sequence[TrialRow], best: TrialRow | None) -> list[str]:
+    notes = []
+    if space.points == 1:
+        notes.append("The space has one point, the default configuration: there was nothing to search")
+    failed = [trial for trial in trials if trial.failure]
+    if failed:
+        notes.append(f"{len(failed)} of {len(trials)} trials failed; trial {failed[0].number}: {failed[0].failure}")
+    finished = [trial for trial in trials if trial.values is not None]
+    if finished and best is None:
+        closest = _by_excess(spec, trials)[0]
+        missed = ", ".join(f"{name} missed by {excess:.4g}" for name, excess in closest.excess.items() if excess > 0)
+        notes.append(
+            f"No trial kept every constraint; the closest is trial {closest.number} ({missed}) at {closest.params}"
+        )
+    if spec.budget.repeats == 1 and finished:
+        notes.append("Each point was measured once; repeats: 2 or more would separate a gain from noise")
+    return notes

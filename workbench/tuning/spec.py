@@ -1,0 +1,137 @@
+"""What a study is: one YAML file in `studies/<name>/`, read strictly.
+
+    name: demo
+    base: {asr: {batching: {enabled: true, state_arena_slots: 64}}, load: {streams: 32, seconds: 30}}
+    space:
+      asr.batching.max_batch_size: {int: [1, 1024], log: true}
+    objectives: [{number: latency_p95_ms}]
+    constraints: [{number: late_share, at_most: 0.001}]
+    budget: {trials: 50, repeats: 1, seed: 0}
+
+    spec = load_study("studies/demo")
+    config = spec.configure(Config())        # the default configuration of the study: `base` laid over the user's own
+
+Objectives and constraints name entries of a record's `numbers`, so anything measured can be optimised or limited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import ConfigDict, Field, StringConstraints
+from pydantic.dataclasses import dataclass
+
+from workbench.config import Config, build, to_dict
+from workbench.errors import ConfigError, StudyError
+from workbench.tuning.space import Space
+
+STUDY_FILE = "study.yaml"
+_STRICT = ConfigDict(extra="forbid", validate_default=True)
+_Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+_Number = Annotated[str, StringConstraints(min_length=1)]
+_Limit = Annotated[float | None, Field(allow_inf_nan=False)]
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class Objective:
+    """A number to make small or large."""
+
+    number: _Number
+    direction: Literal["minimise", "maximise"] = "minimise"
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class Constraint:
+    """A limit that a usable configuration keeps: exactly one of the two."""
+
+    number: _Number
+    at_most: _Limit = None
+    at_least: _Limit = None
+
+    @property
+    def limit(self) -> float:
+        """The limit itself."""
+        return self.at_most if self.at_most is not None else float(self.at_least or 0.0)
+
+    def excess(self, value: float) -> float:
+        """How far a value is beyond the limit; zero or less keeps it (Optuna's convention)."""
+        return value - self.limit if self.at_most is not None else self.limit - value
+
+    def describe(self) -> str:
+        """The limit as a person writes it."""
+        return f"{self.number} {'<=' if self.at_most is not None else '>='} {self.limit:g}"
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class Budget:
+    """trials: how many, duplicates included; repeats: runs per trial, each with its own traffic; seed: of the sampler."""
+
+    trials: Annotated[int, Field(ge=1, le=100_000, strict=True)] = 40
+    repeats: Annotated[int, Field(ge=1, le=100, strict=True)] = 1
+    seed: Annotated[int, Field(ge=0, strict=True)] = 0
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class StudySpec:
+    """One study. storage: any SQLAlchemy URL that Optuna takes; none keeps a SQLite file beside the results."""
+
+    name: _Name
+    title: str = ""
+    base: dict[str, Any] = Field(default_factory=dict)
+    space: dict[str, Any] = Field(default_factory=dict)
+    objectives: list[Objective] = Field(default_factory=lambda: [Objective(number="latency_p95_ms")], min_length=1)
+    constraints: list[Constraint] = Field(default_factory=list)
+    budget: Budget = Field(default_factory=Budget)
+    storage: str | None = None
+
+    def configure(self, base: Config) -> Config:
+        """The study's default configuration. Raises ConfigError for a bad `base:`, or a default outside the space."""
+        config: Config = build(Config, _laid_over(to_dict(base), self.base), root="base")
+        Space.parse(self.space).default(config)
+        return config
+
+
+def load_study(source: str | Path) -> StudySpec:
+    """Read a study folder or its YAML file. Raises StudyError if there is none, ConfigError for what is wrong in it."""
+    path = Path(source)
+    path = path / STUDY_FILE if path.is_dir() else path
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise StudyError(
+            f"{path}: no study there ({error.strerror}); a study is a folder with a {STUDY_FILE}"
+        ) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
+    try:
+        return parse_study(data)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def parse_study(data: Any) -> StudySpec:
+    """Validate the mapping of a study. Raises ConfigError naming the key."""
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"got a {type(data).__name__}; allowed is a mapping with name:, space:, objectives:")
+    spec: StudySpec = build(StudySpec, data)
+    Space.parse(spec.space)
+    for number, constraint in enumerate(spec.constraints):
+        if (constraint.at_most is None) == (constraint.at_least is None):
+            raise ConfigError(f"constraints.{number}: {constraint.number} needs exactly one of at_most and at_least")
+    objectives = [objective.number for objective in spec.objectives]
+    limits = [(constraint.number, constraint.at_most is None) for constraint in spec.constraints]
+    if len(set(objectives)) < len(objectives) or len(set(limits)) < len(limits):
+        raise ConfigError("objectives, constraints: a number is named twice; allowed is once")
+    return spec
+
+
+def _laid_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """A deep merge: sections are merged, values of `above` win."""
+    out = dict(below)
+    for key, value in above.items():
+        under = out.get(key)
+        out[key] = _laid_over(under, value) if isinstance(under, dict) and isinstance(value, dict) else value
+    return out
