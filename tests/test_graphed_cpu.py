@@ -701,3 +701,59 @@ def test_steady_call_has_the_shapes_of_a_real_step(model):
         assert call.inputs.signal.shape == (2, 80, frames)
         assert isinstance(call, StepCall) and call.keep_all_outputs is False
         assert eager(model.encoder, call)[0].shape[-1] == context[1] + 1
+
+
+# --- the table -------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_table_without_a_gpu_says_where_a_recorded_one_is():
+    from workbench.errors import RecordError
+    from workbench.measure.graphed_table import run_graphed_table, table_cells
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(RecordError, match=r"graphed_step\.json"):
+        run_graphed_table("tiny")
+    with pytest.raises(RecordError, match="dtypes: got float64"):
+        table_cells([(56, 0)], [1], ["float64"])
+
+
+def test_default_rows_follow_the_contexts_of_the_shape():
+    from workbench.measure.graphed_table import Cell, default_cells, table_cells
+
+    assert default_cells("nemotron-0.6b")[:5] == (
+        *(Cell((56, 0), 1), Cell((56, 0), 32)),
+        *(Cell((56, 3), 8), Cell((56, 3), 32), Cell((56, 13), 32)),
+    )
+    assert {cell.context for cell in default_cells("nemotron-en-0.6b")} == {(70, 0), (70, 13)}
+    cells = table_cells([(56, 0), (56, 1)], [1, 2], ["float32", "bfloat16"])
+    assert len(cells) == 8 and cells[0] == Cell((56, 0), 1, "float32") and cells[-1] == Cell((56, 1), 2, "bfloat16")
+
+
+def test_markdown_has_the_columns_of_both_tables_and_a_peer_only_where_measured():
+    from workbench.measure.graphed_table import markdown_table
+    from workbench.results import Record
+
+    row = {
+        "context": [56, 3],
+        "batch": 8,
+        "dtype": "float32",
+        "eager_ms_p50": 40.0,
+        "graphed_ms_p50": 8.0,
+        "speedup": 5.0,
+    }
+    row |= {"bare_replay_ms_p50": 7.5, "streams_eager": 64, "streams_graphed": 320, "peer_ms_p50": None}
+    row |= {"bytes_eager_peak": 3_000_000_000, "bytes_graphed_peak": 3_400_000_000, "bytes_held": 450_000_000}
+    record = Record("graphed_table", config={"frame_ms": 80}, rows=[row])
+    text = markdown_table(record)
+    assert "| [56, 3] (320 ms) | 8 | float32 | 40.00 | 8.00 | 7.50 | 5.0× | 64 → 320 | – | – | – |" in text
+    assert "| 3,000 MB | 3,400 MB | +400 MB | 450 MB |" in text and "NeMo's own graphs" not in text
+    profile = {
+        "launches_eager": 1200,
+        "kernels_eager": 1300,
+        "launches_graphed": 1,
+        "gpu_idle_eager": 0.95,
+        "gpu_idle_graphed": 0.1,
+    }
+    record = Record("graphed_table", config={"frame_ms": 80}, rows=[row | profile | {"peer_ms_p50": 8.5}])
+    assert "| 1,200 → 1,300 | 1 | 95% → 10% | 8.50 |" in markdown_table(record)

@@ -8,11 +8,15 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from workbench.measure.graphed_table import markdown_table, run_graphed_table
+from workbench.measure.graphed_table import DOCUMENT_CELLS, HALF_CELLS, markdown_table, run_graphed_table
 
 if __name__ == "__main__":
     out = Path(sys.argv[1])
-    record = run_graphed_table(*sys.argv[2:3], trace_folder=out / "traces", report=lambda line: print(line, flush=True))
+    record = run_graphed_table(
+        *sys.argv[2:3],
+        profiled=(*DOCUMENT_CELLS, *HALF_CELLS[:3]),
+        report=lambda line: print(line, flush=True),
+    )
     record.save(out / "graphed_step.json")
     (out / "graphed_step.md").write_text(markdown_table(record))
     print(markdown_table(record))

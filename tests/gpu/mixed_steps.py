@@ -61,11 +61,11 @@ def decoded_again(reference, session):
     return again.tokens()
 
 
-def churn(rng):
+def churn(rng, empty_share=0.1):
     """Leave NaNs wherever the allocator has free memory, and sometimes give that memory back to the device."""
     for _ in range(3):
         torch.full((rng.randrange(1, 1 << 22),), float("nan"), device="cuda")
-    if rng.random() < 0.1:
+    if rng.random() < empty_share:
         torch.cuda.empty_cache()
 
 

@@ -51,9 +51,10 @@ def _in_own_pool(capture: Any) -> Any:
     def capture_in_own_pool(self: Any) -> Any:
         import torch
 
-        pool = torch.cuda.MemPool()
-        with torch.cuda.use_mem_pool(pool, self.state.device):
-            result = capture(self)
+        with torch.cuda.device(self.state.device):
+            pool = torch.cuda.MemPool()
+            with torch.cuda.use_mem_pool(pool, self.state.device):
+                result = capture(self)
         setattr(self, POOL, pool)  # replaces the pool of an earlier graph, which this capture has replaced
         return result
 

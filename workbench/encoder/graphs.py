@@ -109,7 +109,7 @@ class CudaGraphBackend:
                 before = torch.cuda.memory_reserved(device)
                 stable_like = self._dry_run(room, run, static)
                 self.pool_bytes += max(0, torch.cuda.memory_reserved(device) - before)
-                stable = tuple(torch.empty_like(t, device=device) for t in stable_like)
+                stable = tuple(_room_for(t, device) for t in stable_like)
                 graph = self._record(room, run, static, stable)
                 current.wait_stream(room.stream)
         return CudaGraph(graph, static, stable)
@@ -148,7 +148,8 @@ class CudaGraphBackend:
         graph = torch.cuda.CUDAGraph()
         room.stream.wait_stream(torch.cuda.current_stream(room.device))
         with torch.cuda.stream(room.stream):
-            graph.capture_begin(pool=room.pool.id, capture_error_mode="thread_local")
+            with _stand_in_generator(room.device):
+                graph.capture_begin(pool=room.pool.id, capture_error_mode="thread_local")
             try:
                 for target, source in zip(stable, run(static), strict=True):
                     target.copy_(source)
@@ -167,6 +168,27 @@ def _fixed_copy(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(tensor, memory_format=torch.contiguous_format).copy_(tensor)
 
 
+def _room_for(like: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Memory for an output with exactly eager's strides where those are dense: later kernels are chosen by strides."""
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(like.shape, like.stride(), strict=True))
+    if extent == like.numel():
+        return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=device)
+    return torch.empty_like(like, device=device)
+
+
+@contextmanager
+def _stand_in_generator(device: torch.device) -> Iterator[None]:
+    """A capture registers the device's random generator, which then refuses every other thread until the capture ends, and for ever
+    if it fails. A step in evaluation mode draws nothing, so a throw-away state is registered instead."""
+    generator = torch.cuda.default_generators[device.index]
+    state = generator.graphsafe_get_state()
+    generator.graphsafe_set_state(generator.clone_state())
+    try:
+        yield
+    finally:
+        generator.graphsafe_set_state(state)
+
+
 def _touch_workspace(device: torch.device, dtype: torch.dtype) -> None:
     """Make cuBLAS allocate the current stream's workspace now, in the pool that is active."""
     square = torch.zeros(64, 64, device=device, dtype=dtype)
@@ -178,9 +200,10 @@ def _abandon(graph: torch.cuda.CUDAGraph, room: _Room) -> None:
     """End a failed capture: take the stream and the allocator out of capture mode. Any of it may already be over."""
     with suppress(RuntimeError):
         graph.capture_end()
-    # capture_end raises before it tells the allocator when CUDA has invalidated the capture.
+    # When CUDA has invalidated the capture, capture_end raises before it tells the allocator; if it did tell, this raises.
     with suppress(RuntimeError):
         torch._C._cuda_endAllocateToPool(room.device.index, room.pool.id)
+        torch._C._cuda_releasePool(room.device.index, room.pool.id)
     with suppress(RuntimeError):
         graph.reset()
 

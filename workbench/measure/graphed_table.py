@@ -16,8 +16,9 @@ from __future__ import annotations
 import gc
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -61,34 +62,46 @@ def table_cells(
     return tuple(Cell(tuple(context), batch, dtype) for dtype, context, batch in product)
 
 
+def default_cells(model: str) -> tuple[Cell, ...]:
+    """The rows of the original tables and bf16, with the left context of this shape and the look-aheads that it has."""
+    lefts = {right: left for left, right in SHAPES[model].contexts}
+    wanted = (*DOCUMENT_CELLS, *HALF_CELLS)
+    return tuple(
+        replace(cell, context=(lefts[cell.context[1]], cell.context[1])) for cell in wanted if cell.context[1] in lefts
+    )
+
+
 def run_graphed_table(
     model: str = "nemotron-0.6b",
-    cells: Sequence[Cell] = (*DOCUMENT_CELLS, *HALF_CELLS),
+    cells: Sequence[Cell] | None = None,
     *,
+    profiled: Sequence[Cell] | None = None,
     trace_folder: str | Path | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> Record:
-    """Measure the rows on the current CUDA device with TF32 allowed, as the original tables were.
+    """Measure the rows (`default_cells` by default) on the current CUDA device with TF32 allowed, as the original tables were.
 
-    trace_folder: where the profiler traces go; None leaves launches and idle shares out. report: called with each finished row.
+    profiled: the rows to profile as well, all by default. trace_folder: where to keep the profiler's traces; they are thrown away
+    without it. report: called with each finished row.
     Raises RecordError without a GPU or where graphed and eager differ.
     """
     if not torch.cuda.is_available():
         raise RecordError("the graphed table needs a CUDA GPU; a recorded one is studies/h200/graphed_step.json")
     if model not in SHAPES:
         raise RecordError(f"model: got {model!r}; allowed are {', '.join(SHAPES)}")
+    cells = default_cells(model) if cells is None else cells
     install_if_loaded()
     encoder = build_model(model).encoder.cuda()
     ordered = sorted(cells, key=lambda cell: DTYPES.index(cell.dtype))
     rows = {}
-    with _tf32(), torch.inference_mode():
+    with _tf32(), torch.inference_mode(), TemporaryDirectory() as temporary:
         for cell in ordered:
             _prepare(encoder, cell)
             rows[cell] = _timed_row(encoder, cell)
             report(str(rows[cell]))
-        for cell in reversed(ordered) if trace_folder is not None else ():
+        for cell in reversed([cell for cell in ordered if profiled is None or cell in profiled]):
             _prepare(encoder, cell)
-            rows[cell] |= _profiled_row(encoder, cell, Path(trace_folder))
+            rows[cell] |= _profiled_row(encoder, cell, Path(trace_folder or temporary))
             report(str(rows[cell]))
     return Record(
         kind="graphed_table",
