@@ -171,13 +171,13 @@ def test_a_measurement_that_is_none_fails_its_trial_and_no_other(
         calls.append(1)
         return bad() if len(calls) % 3 == 0 else bowl(config)
 
-    spec = spec_of(constraints=[{"number": "late_share", "at_most": 0.5}])
+    spec = spec_of(constraints=[{"number": "late_share", "at_most": 0.5}], budget={"trials": 6})
     result = run(spec, evaluate, tmp_path)
     failed = [trial for trial in result.trials if trial.failure]
-    assert len(result.trials) == 12 and len(failed) == 4
+    assert len(result.trials) == 6 and len(failed) == 2
     assert all(message in str(t.failure) and t.values is None and t.state == "fail" for t in failed)
     assert result.best is not None and math.isfinite(result.best.values[0])  # type: ignore[index]
-    assert any("4 of 12 trials failed" in note for note in result.notes)
+    assert any("2 of 6 trials failed" in note for note in result.notes)
     assert f"trial {failed[0].number} failed: {failed[0].failure}" in capsys.readouterr().err
     result.record().save(tmp_path / "results.json")
 

@@ -221,15 +221,23 @@ def _await_creator(study: optuna.Study, seconds: float = 10.0) -> None:
         time.sleep(0.05)
 
 
+def _ended(study: optuna.Study) -> list[FrozenTrial]:
+    return study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.FAIL))
+
+
+def _counts(trial: FrozenTrial) -> bool:
+    """Whether a trial uses up the budget: it finished, or failed for a reason. One that lost its worker is run again instead."""
+    return trial.state == TrialState.COMPLETE or "failure" in trial.user_attrs
+
+
 def _spent(study: optuna.Study) -> int:
-    """Trials that count: finished, or failed for a reason. Those that lost their worker are run again and do not."""
-    ended = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.FAIL))
-    return sum(trial.state == TrialState.COMPLETE or "failure" in trial.user_attrs for trial in ended)
+    return sum(map(_counts, _ended(study)))
 
 
 def _after(search: _Search, study: optuna.Study, trial: FrozenTrial, bar: tqdm[Any]) -> None:
     """After each trial: tell a failure, move the bar, and stop where going on has no point."""
-    objective, spent = search.spec.objectives[0], _spent(study)
+    objective, ended = search.spec.objectives[0], _ended(study)
+    spent = sum(map(_counts, ended))
     bar.n = min(spent, search.spec.budget.trials)
     if failure := trial.user_attrs.get("failure"):
         bar.write(f"trial {trial.number} failed: {failure}", file=sys.stderr)
@@ -238,7 +246,6 @@ def _after(search: _Search, study: optuna.Study, trial: FrozenTrial, bar: tqdm[A
         search.best = trial.values[0] if search.best is None else better(search.best, trial.values[0])
         bar.set_postfix({f"best {objective.number}": f"{search.best:.4g}"}, refresh=False)
     bar.refresh()
-    ended = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.FAIL))
     hopeless = len(ended) >= GIVE_UP_AFTER and all("failure" in t.user_attrs for t in ended)
     points = search.space.points
     tried = {repr(sorted(t.params.items())) for t in ended} if points is not None else set()
