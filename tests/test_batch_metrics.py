@@ -106,7 +106,8 @@ def test_prometheus_text() -> None:
     named = {sample.match(line)[1] for line in samples}  # type: ignore[index]
     assert {re.sub("_(bucket|sum|count)$", "", name) for name in named} == {name for name, _ in typed}
     assert 'workbench_items_total{stage="enc \\"1\\""} 4' in samples
-    assert 'workbench_batch_size_items_bucket{stage="enc \\"1\\"",le="2"} 1' in samples
+    assert 'workbench_batch_size_items_bucket{stage="enc \\"1\\"",le="1"} 1' in samples
+    assert 'workbench_batch_size_items_bucket{stage="enc \\"1\\"",le="4"} 2' in samples
     assert 'workbench_batch_size_items_bucket{stage="enc \\"1\\"",le="+Inf"} 2' in samples
     assert 'workbench_queue_wait_seconds_count{stage="idle"} 0' in samples
     assert sum(line.startswith("workbench_releases_total") for line in samples) == 2 * len(REASONS)

@@ -120,7 +120,7 @@ def test_arriving_twice_counts_once() -> None:
     cohorts = make("ab")
     assert cohorts.arrive("a", 0.0) is cohorts.arrive("a", 0.001)
     wave = cohorts.arrive("b", 0.002)
-    assert wave.closed and wave.size == 2
+    assert wave.closed and wave.size == 2 and wave.arrivals == {"a": 0.0, "b": 0.002}
 
 
 def test_no_window_means_no_wave() -> None:

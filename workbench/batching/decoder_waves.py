@@ -99,7 +99,7 @@ class DecoderWaves(Generic[T]):
         target = min(cohort, self.cap) if cohort > 1 else self.cap
         if not self._wave:
             self._wave_deadline, self._wave_target = now + self.delay_s, target
-        elif cohort > 1:
+        else:
             self._wave_target = min(self._wave_target, target)
         self._wave[step] = now
         if len(self._wave) >= self._wave_target:
