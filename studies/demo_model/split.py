@@ -4,7 +4,7 @@ Prompts whose texts are alike are linked (`alike`), linked prompts form clusters
 Only clusters of at most six prompts can be drawn, since the menus that repeat each other form one large cluster.
 `collides` is the same test for synthetic text: whatever resembles a test sentence is dropped before it is spoken.
 
-    python studies/demo_model/split.py human/speech/manifest.jsonl     # writes human_test.jsonl and human_train.jsonl here
+    python studies/demo_model/split.py human/speech/manifest.jsonl     # writes human_{test,train}.jsonl here
 """
 
 from __future__ import annotations
@@ -51,6 +51,11 @@ def collides(text: str, held_out: Iterable[str]) -> bool:
             if common >= 0.6 * len(other) and SequenceMatcher(None, words, other, autojunk=False).ratio() >= 0.6:
                 return True
     return False
+
+
+def held_out_texts() -> list[str]:
+    """The sentences of the held-out human set."""
+    return [json.loads(line)["text"] for line in (HERE / "human_test.jsonl").read_text().splitlines()]
 
 
 def clusters(texts: list[list[str]]) -> list[list[int]]:

@@ -1,0 +1,157 @@
+"""The demo model's training recipe at toy size on the CPU: batches, both losses, checkpoint, export and restore.
+
+The model is two layers of width 32 and the audio is a sine per word, so the whole recipe takes seconds; what it proves is
+that every part runs and fits the next, not that the model learns to hear.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile as sf
+
+STUDY = Path(__file__).resolve().parents[1] / "studies" / "demo_model"
+sys.path.insert(0, str(STUDY))
+
+WORDS = ("press one now", "goodbye", "seven seven", "the blue door is open today")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A packed data folder with four 'human' clips, texts, and one shard of synthetic ones."""
+    data = tmp_path_factory.mktemp("data")
+    rng = np.random.default_rng(0)
+    clips = [(rng.standard_normal(16000 * (1 + number)) * 3000).astype(np.int16) for number in range(len(WORDS))]
+    with sf.SoundFile(data / "human.opus", "w", 16000, 1, format="OGG", subtype="OPUS") as file:
+        for clip in clips:
+            file.write(clip)
+    rows, offset = [], 0
+    for text, clip in zip(WORDS, clips, strict=True):
+        rows.append({"id": text, "offset": offset, "samples": len(clip), "text": text, "voice": "flite-slt"})
+        offset += len(clip)
+    (data / "human.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    import texts
+
+    rng_texts = random.Random(0)
+    sentences = [texts.domain_sentence(rng_texts) for _ in range(400)]
+    (data / "texts.tsv").write_text("".join(f"domain\t{text}\n" for text in sentences))
+    for name in ("train_0_00000", "test_00"):
+        np.save(data / f"{name}.npy", np.concatenate(clips))
+        (data / f"{name}.json").write_text(json.dumps(rows))
+    return data
+
+
+@pytest.fixture(scope="module")
+def config():  # noqa: ANN201 - omegaconf's own type
+    import build
+
+    from omegaconf import OmegaConf
+
+    widths = {"joint_hidden": 16, "pred_hidden": 16}
+    changes = {
+        "vocabulary": 64,
+        "training": {"audio_per_step_s": 8.0, "flat_start_steps": 2, "wide_context_steps": 3, "curriculum_steps": 4},
+        "model": {
+            "encoder": {"n_layers": 2, "d_model": 32, "subsampling_conv_channels": 8},
+            "model_defaults": {"enc_hidden": 32, **widths},
+            "decoder": {"prednet": {"pred_hidden": 16}},
+            "joint": {"jointnet": {"encoder_hidden": 32, **widths}},
+        },
+    }
+    return OmegaConf.merge(build.load_config(STUDY / "config.yaml"), changes)
+
+
+@pytest.mark.slow
+def test_the_recipe_trains_resumes_and_exports_a_model_that_transcribes(folder: Path, config, tmp_path: Path) -> None:
+    import build
+    import torch
+    from data import Planner, Pool
+    from evaluate import evaluate, read_shards
+    from train import Trainer
+
+    device = torch.device("cpu")
+    trainer = Trainer(config, folder, device)
+    pool = Pool(trainer.model.tokenizer.text_to_ids, device, 60.0)
+    pool.add_human(folder)
+    assert pool.add_shards(folder, 10) == 1 and pool.add_shards(folder, 10) == 0
+    planner = Planner(pool, 0.5, seed=1)
+    seen = []
+    for _ in range(5):
+        trainer.model.train()
+        trainer.set_contexts()
+        seen.append(trainer.update(planner.plan(8.0, 6.0), pool.audio))
+    assert "frame" in seen[1] and "transducer" in seen[2] and "ctc" in seen[4]
+    assert all(np.isfinite(float(value)) for logged in seen for value in logged.values())
+    trainer.save(tmp_path)
+    again = Trainer(config, folder, device)
+    again.resume(tmp_path)
+    assert again.step == 5
+    for name, parameter in again.named.items():
+        torch.testing.assert_close(parameter, trainer.named[name], rtol=1e-3, atol=1e-4)
+    again.update(planner.plan(8.0, 6.0), pool.audio)
+
+    build.export(again.model, tmp_path / "toy.nemo")
+    restored = build.EncDecRNNTBPEModel.restore_from(str(tmp_path / "toy.nemo"), map_location="cpu")
+    assert all(value.dtype == torch.float32 for value in restored.parameters())
+    record = evaluate(restored, read_shards(folder))
+    assert set(record["contexts"]) == {"[56, 13]", "[56, 6]", "[56, 1]", "[56, 0]"}
+
+
+def test_a_rendered_batch_holds_the_clips_at_their_places(folder: Path) -> None:
+    import torch
+    from data import Planner, Pool, render
+
+    pool = Pool(lambda text: [1] * len(text.split()), torch.device("cpu"), 60.0)
+    pool.add_human(folder)
+    plan = Planner(pool, 1.0, seed=3).plan(20.0, 6.0)
+    waves, samples = render(pool.audio, plan)
+    assert waves.shape == (len(plan.tokens), int(samples.max()))
+    for row in np.flatnonzero(plan.speed == 1.0):
+        for source, start, length in zip(plan.source[row], plan.start[row], plan.length[row], strict=True):
+            expected = pool.audio[source : source + length].float() / 32768
+            torch.testing.assert_close(waves[row, start : start + length], expected)
+    assert [len(tokens) for tokens in plan.tokens] == [sum(len(t) for _, _, t in spans) for spans in plan.spans]
+
+
+def test_flat_start_targets_spread_the_tokens_over_each_clip() -> None:
+    from data import Plan, frame_targets
+
+    empty = np.zeros((1, 6), np.int64)
+    spans = [[(1280, 1280 * 5, [7, 8]), (1280 * 6, 1280 * 8, [9])]]
+    plan = Plan(empty, empty, empty, np.ones(1), np.array([1280 * 8]), [[7, 8, 9]], spans)
+    assert frame_targets(plan, 9, blank=64).tolist() == [[64, 7, 7, 8, 8, 64, 9, 9, 64]]
+
+
+def test_near_duplicates_of_held_out_sentences_are_recognised() -> None:
+    from split import alike, collides
+
+    held_out = ["your message has been saved"]
+    assert collides("thank you your message has been saved goodbye", held_out)
+    assert collides("your message has been deleted", held_out)
+    assert not collides("the train leaves at noon", held_out)
+    assert alike("press one to mute yourself".split(), "please press one to mute yourself".split())
+    assert not alike("press one to mute yourself".split(), "the conference is full".split())
+
+
+def test_pauses_guide_the_cutting_of_long_prompts() -> None:
+    from human import cut
+
+    tone = (np.sin(np.arange(16000 * 2) / 9) * 9000).astype(np.int16)
+    gap = np.zeros(8000, np.int16)
+    parts = cut(np.concatenate([tone, gap, tone, gap, tone]), "First part here. Other part here. Third part here.")
+    assert [text for _, _, text in parts] == ["first part here", "other part here", "third part here"]
+    assert [round(first / 16000, 1) for first, _, _ in parts] == pytest.approx([0.0, 2.2, 4.8], abs=0.15)
+
+
+def test_grammar_sentences_are_plain_words() -> None:
+    import texts
+
+    rng = random.Random(5)
+    for _ in range(500):
+        text = texts.domain_sentence(rng)
+        assert text and all(character.isalpha() or character in " '" for character in text), text
