@@ -13,7 +13,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import click
 import typer
 
 from workbench import __version__
@@ -53,23 +52,33 @@ def main() -> None:
     """Entry point: typed errors become one line and an exit code, never a traceback."""
     try:
         sys.exit(app(standalone_mode=False) or 0)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted", 130)
     except InputError as error:
         _fail(str(error), 2)
     except (QueueFull, ArenaFull, StreamClosed, StepTimeout) as error:
         _fail(f"{type(error).__name__}: {error}", 1)
+    except Exception as error:
+        # Usage errors: their class lives in click or, in newer typers, in a private copy of it.
+        if not (hasattr(error, "show") and hasattr(error, "exit_code")):
+            raise
+        error.show()
+        sys.exit(error.exit_code)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(__version__)
+        raise typer.Exit
 
 
 @app.callback()
-def _root(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
+    ] = False,
+) -> None:
     """Profile, graph, batch and tune streaming speech recognition on GPUs."""
-    if version:
-        print(__version__)
-        raise typer.Exit
 
 
 @app.command()

@@ -53,7 +53,9 @@ def run_paced(
         run.drain(drain_timeout_s)
     config = Config(asr=recognizer.config.asr, load=load)
     times_s = (run.sent_s, run.completed_s)
-    record = run_record("paced", config, schedule, times_s, recognizer.metrics.snapshot())
+    record = run_record(
+        "paced", config, schedule, times_s, {**recognizer.metrics.snapshot(), **recognizer.arena.snapshot()}
+    )
     record.numbers.update(transcript_mismatches=run.mismatches(), transcripts_compared=run.compared)
     record.notes.extend(recognizer.loaded.notes)
     return record

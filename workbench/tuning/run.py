@@ -8,6 +8,7 @@ The measured part is the cost table; every trial then simulates the study's load
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def run_study(
     costs = Record.load(path)
     table = CostTable.from_record(costs)
     evaluate = twin_evaluator(table, geometry_of(costs), shipped_lengths())
-    return tune(base, spec, evaluate, folder=folder, measured_with=table.digest())
+    return tune(base, spec, evaluate, folder=folder, measured_with=table.digest(), progress=sys.stderr.isatty())
 
 
 def simulate_configured(config: Config, costs_path: Path) -> Record:

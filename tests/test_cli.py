@@ -1,0 +1,159 @@
+"""The command line as a person meets it: exit codes, messages without a traceback, JSON on standard output."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import pytest
+import soundfile
+
+from workbench import cli
+
+TINY = ["--model", "tiny", "--context", "56,0", "--set", "asr.max_symbols=1", "--device", "cpu"]
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """`run("transcribe", …)` -> (exit code, stdout, stderr), in this process, where the model libraries are loaded already."""
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["workbench", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        out, err = capsys.readouterr()
+        return stopped.value.code or 0, out, err
+
+    return call
+
+
+@pytest.fixture
+def mixed(tmp_path, noise):
+    """A folder as users have them: good files of several kinds, and three bad ones."""
+    soundfile.write(tmp_path / "good.wav", noise(0.6), 16000)
+    soundfile.write(tmp_path / "telephone.wav", noise(0.6)[::2], 8000)
+    soundfile.write(tmp_path / "stereo.flac", np.stack([noise(0.6)] * 2, axis=1), 16000)
+    (tmp_path / "empty.wav").write_bytes(b"")
+    (tmp_path / "text.wav").write_text("a text file renamed")
+    lines = [json.dumps({"audio_filepath": "good.wav", "duration": 0.6, "text": "ba"}), "{broken"]
+    (tmp_path / "list.jsonl").write_text("\n".join(lines))
+    return tmp_path
+
+
+def test_a_mixed_folder_is_done_in_part_and_every_bad_file_named(run, mixed):
+    code, out, err = run("transcribe", mixed, *TINY, "--wer", "--compare-vs-offline", "--json")
+    assert code == 3
+    record = json.loads(out)
+    done = [row["path"].rpartition("/")[2] for row in record["rows"] if row["error"] is None]
+    assert sorted(done) == ["good.wav", "stereo.flac", "telephone.wav"]
+    for word in ("empty.wav", "text.wav", "list.jsonl:2"):
+        assert f"{word}" in err and any(word in reason for reason in record["counters"]["skipped"])
+    assert record["numbers"]["offline_differences"] == 0 and record["numbers"]["offline_compared"] == 3
+    assert record["numbers"]["wer"] >= 0 and record["numbers"]["wer_clips"] == 1
+    assert "untrained weights" in err and record["notes"]
+
+
+def test_batched_transcripts_equal_unbatched_ones(run, mixed):
+    texts = []
+    for concurrency in (1, 4):
+        _, out, _ = run("transcribe", mixed, *TINY, "--concurrency", concurrency, "--json")
+        texts.append([(row["path"], row["text"]) for row in json.loads(out)["rows"]])
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            ["transcribe", "x.wav", "-s", "asr.batching.max_batch_sise=8"],
+            ["max_batch_sise", "did you mean max_batch_size"],
+        ),
+        (["transcribe", "absent.wav"], ["absent.wav", "no such file"]),
+        (["transcribe", "x.wav", "--context", "a,b"], ["--context", "integers"]),
+        (["transcribe", "SHIPPED", "--model", "no-such"], ["'no-such'", "allowed are"]),
+        (["transcribe", "SHIPPED", "--model", "absent.nemo"], ["absent.nemo", "not a file"]),
+        (["transcribe", "SHIPPED", *TINY[:2], "--context", "56,2"], ["[56, 2]", "trained for"]),
+        (["transcribe", "SHIPPED", *TINY[:2], "--device", "cuda:99"], ["cuda:99", "allowed"]),
+        (["bench", "asr", "SHIPPED", "--mode", "fast"], ["--mode", "stream and offline"]),
+        (["bench", "paced", "-s", "load.seconds=-1"], ["load.seconds"]),
+        (["tune", "absent-study"], ["absent-study", "no study there"]),
+        (["show", "absent.json"], ["absent.json"]),
+        (["bogus"], ["bogus"]),
+        (["transcribe"], ["audio"]),
+    ],
+)
+def test_wrong_input_is_one_line_and_exit_code_2(run, arguments, words):
+    from workbench.model.speech import SHIPPED_SPEECH
+
+    code, _, err = run(*(str(SHIPPED_SPEECH) if a == "SHIPPED" else a for a in arguments))
+    assert code == 2
+    assert all(word.lower() in err.lower() for word in words), err
+    assert "Traceback" not in err
+
+
+def test_a_broken_checkpoint_is_named(run, tmp_path):
+    (tmp_path / "broken.nemo").write_bytes(b"not a tar archive")
+    code, _, err = run("transcribe", tmp_path / "broken.nemo", "--model", tmp_path / "broken.nemo")
+    assert code == 2 and "broken.nemo" in err and "Traceback" not in err
+
+
+def test_an_unreachable_hub_model_says_what_to_do(run, mixed, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    code, _, err = run("transcribe", mixed, "--model", "nobody/no-such-model")
+    assert code == 2
+    assert "could not be fetched" in err and "--model demo" in err and "Traceback" not in err
+
+
+def test_bench_asr_reports_throughput_and_mismatches(run, mixed):
+    code, out, _ = run(
+        "bench", "asr", mixed / "good.wav", mixed / "stereo.flac", "--concurrency", "1,2", *TINY, "--json"
+    )
+    assert code == 0
+    rows = json.loads(out)["rows"]
+    assert [row["concurrency"] for row in rows] == [1, 2]
+    assert all(row["rtfx"] > 0 and row["mismatches"] == 0 and row["utterances_per_s"] > 0 for row in rows)
+
+
+def test_costs_then_twin_then_show(run, tmp_path):
+    code, out, _ = run("bench", "costs", "--batches", "1,2", *TINY, "--json", "-o", tmp_path / "costs.json")
+    assert code == 0 and {row["shape"] for row in json.loads(out)["rows"]} == {"first", "second", "steady", "cut"}
+    load = ["-s", "load.streams=2", "-s", "load.seconds=3", "-s", "asr.batching.enabled=true"]
+    code, out, _ = run("twin", tmp_path / "costs.json", *load, "--json")
+    assert code == 0 and json.loads(out)["numbers"]["latency_n"] > 10
+    code, out, _ = run("show", tmp_path / "costs.json")
+    assert code == 0 and "steady" in out
+
+
+def test_paced_run_has_no_mismatches(run):
+    arguments = ["-s", "load.streams=2", "-s", "load.seconds=2", "-s", "asr.batching.enabled=true"]
+    code, out, err = run("bench", "paced", *TINY, *arguments, "--json")
+    if code == 2 and "generator lagged" in err:
+        return  # a machine too busy to pace; refusing is the right answer and is tested in test_loadgen
+    numbers = json.loads(out)["numbers"]
+    assert numbers["latency_p95_ms"] > 0 and numbers["transcript_mismatches"] == 0
+
+
+def test_profile_and_core(run, tmp_path):
+    code, out, _ = run("profile", *TINY, "--batch", 2, "--trace", tmp_path / "t.json.gz", "--json")
+    numbers = json.loads(out)["numbers"]
+    assert code == 0 and numbers["batch"] == 2 and numbers["operators_per_step"] > 100
+    assert (tmp_path / "t.json.gz").stat().st_size > 1000
+    code, out, _ = run("bench", "core", "--json")
+    assert code == 0 and json.loads(out)["items_per_second"] > 0
+
+
+def test_help_and_version_load_nothing_heavy(run):
+    for arguments in (["--help"], ["transcribe", "--help"], ["profile", "--help"], ["bench", "--help"], ["--version"]):
+        code, out, _ = run(*arguments)
+        assert code == 0 and out
+
+
+def test_doctor_reports_every_part(run):
+    code, out, _ = run("doctor", "--json")
+    findings = {finding["name"]: finding for finding in json.loads(out)}
+    assert code == 0
+    assert {"torch", "nemo_toolkit", "gpu", "encoder graphs", "decoder graphs", "triton", "free memory"} <= set(
+        findings
+    )
+    assert all(f["cost"] for f in findings.values() if f["state"] == "missing")
