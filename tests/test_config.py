@@ -40,7 +40,10 @@ def test_batching_names_and_defaults_are_the_contract():
         ({"asr": {"batching": {"max_batch_size": "8"}}}, ["asr.batching.max_batch_size", "'8'", "integer"]),
         ({"asr": {"batching": {"max_batch_size": 8.0}}}, ["asr.batching.max_batch_size", "8.0", "integer"]),
         ({"asr": {"batching": {"max_batch_size": True}}}, ["asr.batching.max_batch_size", "True", "integer"]),
-        ({"asr": {"batching": {"max_batch_size": 0}}}, ["asr.batching.max_batch_size", "got 0", "greater than or equal to 1"]),
+        (
+            {"asr": {"batching": {"max_batch_size": 0}}},
+            ["asr.batching.max_batch_size", "got 0", "greater than or equal to 1"],
+        ),
         ({"asr": {"batching": {"max_queue_delay_us": -1}}}, ["asr.batching.max_queue_delay_us", "-1"]),
         ({"asr": {"batching": {"enabled": "yes"}}}, ["asr.batching.enabled", "'yes'", "boolean"]),
         ({"asr": {"batching": 3}}, ["asr.batching", "got 3", "section"]),
@@ -88,10 +91,19 @@ def test_files_that_are_no_mapping_are_refused_by_name(tmp_path, text):
 
 
 def test_overrides_go_over_the_file_and_are_as_strict():
-    config = load_config({"asr": {"batching": {"max_batch_size": 4}}}, ["asr.batching.max_batch_size=8", "load.seconds=3"])
+    config = load_config(
+        {"asr": {"batching": {"max_batch_size": 4}}}, ["asr.batching.max_batch_size=8", "load.seconds=3"]
+    )
     assert config.asr.batching.max_batch_size == 8
     assert config.load.seconds == 3
-    for bad in ("asr.batching.max_batch_size", "=3", "asr.batching.max_batch_sise=1", "asr.model.x=1", "asr.dtype=[", "load=3"):
+    for bad in (
+        "asr.batching.max_batch_size",
+        "=3",
+        "asr.batching.max_batch_sise=1",
+        "asr.model.x=1",
+        "asr.dtype=[",
+        "load=3",
+    ):
         with pytest.raises(ConfigError):
             load_config({}, [bad])
 

@@ -11,7 +11,13 @@ from workbench.geometry import StreamGeometry
 
 CONTEXTS = [(56, 0), (56, 1), (56, 3), (56, 6), (56, 13), (70, 0), (70, 1), (70, 6), (70, 13)]
 # look-ahead: steady mel frames, chunk ms, samples before the first and the second chunk can run
-TABLE = {0: (17, 80, 200, 1480), 1: (25, 160, 1480, 4040), 3: (41, 320, 4040, 9160), 6: (65, 560, 7880, 16840), 13: (121, 1120, 16840, 34760)}
+TABLE = {
+    0: (17, 80, 200, 1480),
+    1: (25, 160, 1480, 4040),
+    3: (41, 320, 4040, 9160),
+    6: (65, 560, 7880, 16840),
+    13: (121, 1120, 16840, 34760),
+}
 
 
 @pytest.mark.parametrize(("left", "right"), CONTEXTS)
@@ -38,7 +44,9 @@ def streaming_cfg_of():
     from workbench.model.load import set_context
     from workbench.model.shapes import build_model
 
-    models = {left: build_model("tiny", layers=1, contexts=tuple(c for c in CONTEXTS if c[0] == left)) for left in (56, 70)}
+    models = {
+        left: build_model("tiny", layers=1, contexts=tuple(c for c in CONTEXTS if c[0] == left)) for left in (56, 70)
+    }
 
     def get(left, right):
         set_context(models[left], (left, right))

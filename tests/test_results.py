@@ -14,7 +14,12 @@ from workbench.results import Record, environment, percentiles_ms
 
 
 def test_round_trip_and_what_a_record_knows_of_itself(tmp_path):
-    record = Record(kind="bench", config={"asr": {"model": "tiny"}}, numbers={"p95_ms": np.float32(2.5), "n": np.int64(3)}, rows=[{"a": 1}])
+    record = Record(
+        kind="bench",
+        config={"asr": {"model": "tiny"}},
+        numbers={"p95_ms": np.float32(2.5), "n": np.int64(3)},
+        rows=[{"a": 1}],
+    )
     path = record.save(tmp_path / "deep" / "r.json")
     again = Record.load(path)
     assert again.numbers == {"p95_ms": 2.5, "n": 3}
@@ -30,7 +35,9 @@ def test_numbers_that_are_not_finite_are_refused(tmp_path, value):
     assert not (tmp_path / "r.json").exists()
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"kind": "x", "surprise": 1}', json.dumps({"kind": "x", "schema": 99})])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "{}", '{"kind": "x", "surprise": 1}', json.dumps({"kind": "x", "schema": 99})]
+)
 def test_files_that_are_no_records_are_refused_by_name(tmp_path, text):
     (tmp_path / "bad.json").write_text(text)
     with pytest.raises(RecordError, match=r"bad\.json"):

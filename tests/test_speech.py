@@ -38,7 +38,12 @@ def test_channel_by_choice(tmp_path, tone):
 
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [(b"", "empty"), (b"this is text\n" * 50, "not audio"), (b"RIFF\x00\x00\x00\x00WAVE", "decoded|no samples"), (b"\x00" * 4000, "not audio")],
+    [
+        (b"", "empty"),
+        (b"this is text\n" * 50, "not audio"),
+        (b"RIFF\x00\x00\x00\x00WAVE", "decoded|no samples"),
+        (b"\x00" * 4000, "not audio"),
+    ],
 )
 def test_files_that_are_no_audio_are_named(tmp_path, content, reason):
     (tmp_path / "bad.wav").write_bytes(content)
@@ -83,7 +88,10 @@ def test_manifest_keeps_good_lines_and_numbers_bad_ones(tmp_path, tone):
     ]
     (tmp_path / "m.jsonl").write_text("\n".join(lines))
     found = read_manifest(tmp_path / "m.jsonl")
-    assert [(item.path.name, item.text, item.line) for item in found.items] == [("ok.wav", "hello", 1), ("ok.wav", None, 8)]
+    assert [(item.path.name, item.text, item.line) for item in found.items] == [
+        ("ok.wav", "hello", 1),
+        ("ok.wav", None, 8),
+    ]
     assert [error.line for error in found.errors] == [2, 4, 5, 6, 7]
     assert all("m.jsonl" in str(error) for error in found.errors)
 

@@ -437,3 +437,7 @@ def _seconds_bar(title: str, seconds: float) -> Any:
 def _fail(message: str, code: int) -> None:
     print(f"workbench: {message}", file=sys.stderr)
     sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()
