@@ -70,14 +70,16 @@ class AsrConfig:
     device: Annotated[str, StringConstraints(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = _option(
         "auto", "auto | cpu | cuda | cuda:N; auto takes CUDA where there is a GPU."
     )
-    dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="Weights, activations and caches.")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field(
+        default="float32", description="Weights, activations and caches."
+    )
     att_context_size: Context | None = Field(
         default=None, description="[left, right] in encoder frames of 80 ms; none takes the model's own default."
     )
     channel: int = _option(0, "Channel used of multi-channel audio.", ge=0, le=63)
     max_symbols: int = _option(10, "Most labels the greedy decoder emits per encoder frame.", ge=1, le=1000)
     cuda_graphs: bool = _option(False, "Replay the steady encoder step as one CUDA graph; no effect without CUDA.")
-    batching: BatchingConfig = Field(default_factory=BatchingConfig)
+    batching: BatchingConfig = Field(default_factory=lambda: BatchingConfig())
 
 
 @dataclass(frozen=True, kw_only=True, config=_STRICT)
@@ -87,7 +89,7 @@ class LoadConfig:
     streams: int = _option(4, "Live streams.", ge=1, le=100_000)
     seconds: float = _option(10.0, "Audio per stream, in seconds.", gt=0, le=86_400, allow_inf_nan=False)
     starts: Literal["staggered", "aligned"] = Field(
-        "staggered", description="Phases spread over one chunk, or all equal."
+        default="staggered", description="Phases spread over one chunk, or all equal."
     )
     seed: int = _option(0, "Seed of the phases and of which clip a stream speaks.", ge=0)
 
@@ -96,8 +98,8 @@ class LoadConfig:
 class Config:
     """The whole configuration."""
 
-    asr: AsrConfig = Field(default_factory=AsrConfig)
-    load: LoadConfig = Field(default_factory=LoadConfig)
+    asr: AsrConfig = Field(default_factory=lambda: AsrConfig())
+    load: LoadConfig = Field(default_factory=lambda: LoadConfig())
 
 
 def load_config(source: str | Path | Mapping[str, Any] | None = None, overrides: Iterable[str] = ()) -> Config:
@@ -108,7 +110,8 @@ def load_config(source: str | Path | Mapping[str, Any] | None = None, overrides:
     data = _read_yaml(source) if isinstance(source, str | Path) else _plain(source or {})
     for text in overrides:
         _apply_override(data, text)
-    return build(Config, data)
+    config: Config = build(Config, data)
+    return config
 
 
 def build(cls: type, data: Mapping[str, Any], root: str = "") -> Any:
@@ -134,7 +137,8 @@ def replace(config: Config, **values: Any) -> Config:
     data = to_dict(config)
     for key, value in values.items():
         _set(data, key, value)
-    return build(Config, data)
+    changed: Config = build(Config, data)
+    return changed
 
 
 def effective_batch_cap(batching: BatchingConfig) -> tuple[int, str]:

@@ -166,7 +166,7 @@ class StreamGeometry:
 
     def chunks(self, samples: int) -> list[Chunk]:
         """Every chunk of a finished recording of `samples` samples, the last one cut at its end."""
-        total, out = self.mel_frames(samples), []
+        total, out = self.mel_frames(samples), list[Chunk]()
         while (out[-1].stop_mel if out else 0) < total:
             out.append(self.chunk(len(out), stop_mel=total))
         return out
