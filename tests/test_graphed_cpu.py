@@ -458,6 +458,39 @@ def test_whatever_moves_what_a_graph_points_at_makes_it_capture_anew(model, monk
     assert backend.graphs[0].closed and backend.synchronized >= 1
 
 
+def test_moving_the_encoder_frees_its_graphs_at_once_and_a_move_to_the_same_place_does_not(encoder):
+    step, backend = attach_fake(encoder, warmup_steps=0)
+    run(step, call_of(encoder))
+    encoder.to("cpu").float()
+    assert step.report()["held"] == 1
+    encoder.double()
+    report = step.report()
+    assert (report["held"], report["held_bytes"], report["invalidated"]) == (0, 0, 1) and backend.graphs[0].closed
+    encoder.float()
+
+
+class FrozenBackend(FakeBackend):
+    """Replays what was computed at capture: what a graph does whose weights were replaced behind its back."""
+
+    def replay(self, graph, inputs):
+        return tuple(t.clone() for t in graph.stable)
+
+
+def test_the_result_of_a_stale_replay_never_reaches_the_caller(model, monkeypatch):
+    monkeypatch.setattr("workbench.encoder.key._on_cuda", lambda inputs: True)
+    encoder = copy.deepcopy(model.encoder).requires_grad_(False)
+    step = attach(encoder, GraphOptions(warmup_steps=0), FrozenBackend())
+    call = call_of(encoder)
+    before = run(step, call)
+    _swap_parameter(encoder)
+    after = run(step, call)
+    assert same(after, eager(encoder, call)) and not torch.equal(before[0], after[0])
+    layer = encoder.layers[1].feed_forward1.linear1
+    layer.weight.data = layer.weight.data * 3  # the same parameter, other memory
+    assert same(run(step, call), eager(encoder, call))
+    assert step.report()["invalidated"] == 2 and step.report()["replayed"] == 3
+
+
 def test_the_guard_is_quiet_when_nothing_moved(model):
     guard = PointerGuard(model.encoder)
     model.encoder.load_state_dict(model.encoder.state_dict())

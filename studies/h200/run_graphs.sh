@@ -12,15 +12,21 @@ part() { # name limit_s command...
   timeout -k 5 "$limit" "$@" >"$out/$name.log" 2>&1
   echo "== $name: exit $?, $((SECONDS - begin)) s"; tail -n "${LINES_SHOWN:-15}" "$out/$name.log"
 }
-# Each file of tests in a process of its own, since an illegal access ends a CUDA process; together, since none of them measures time.
+# Several processes, since an illegal access ends a CUDA process; together, since none of them measures time.
+jobs=("test_decoder_beside_graphs.py" "test_graphed_equality.py:not large_gpu" "test_graphed_equality.py:large_gpu"
+  "test_graphed_safety.py:not compile" "test_graphed_safety.py:compile" "test_graphed_two_gpus.py")
 all_tests() {
-  local file status=0 pids=()
-  for file in tests/gpu/test_*.py; do
-    timeout -k 5 "${TESTS_S:-240}" python3 -m pytest "$file" -q -p no:cacheprovider --timeout=200 -rA --tb=short -W ignore >"$out/.${file##*/}.log" 2>&1 &
+  local job status=0 pids=() number=0
+  for job in "${jobs[@]}"; do
+    IFS=: read -r file select <<<"$job"
+    timeout -k 5 "${TESTS_S:-240}" python3 -m pytest "tests/gpu/$file" ${select:+-k "$select"} -q -p no:cacheprovider --timeout=200 -rA \
+      --tb=short -W ignore >"$out/.tests$((number++)).log" 2>&1 &
     pids+=($!)
   done
   for pid in "${pids[@]}"; do wait "$pid" || status=1; done
-  for file in tests/gpu/test_*.py; do echo "=== $file"; sed "s#$PWD/##g; s#/[^ :]*/site-packages/##g" "$out/.${file##*/}.log"; rm "$out/.${file##*/}.log"; done
+  for number in "${!jobs[@]}"; do
+    echo "=== ${jobs[$number]}"; sed "s#$PWD/##g; s#/[^ :]*/site-packages/##g" "$out/.tests$number.log"; rm "$out/.tests$number.log"
+  done
   return $status
 }
 if has tests; then

@@ -38,7 +38,7 @@ __all__ = [
     *("attach", "attached_step", "detach", "find_encoder", "set_streaming_cuda_graphs"),
 ]
 
-STEP, HOLDER = "cache_aware_stream_step", "streaming_cuda_graphs"
+STEP, HOLDER, APPLY = "cache_aware_stream_step", "streaming_cuda_graphs", "_apply"
 SEEN_KEYS = 256  # shapes whose use is counted towards capture; the longest unused is forgotten
 
 
@@ -96,12 +96,18 @@ class GraphedEncoderStep:
                 encoder.setup_streaming_params()
             reason = self._why_eager(encoder, call)
             if reason is None:
-                found = self._find_or_capture(encoder, call)
-                if not isinstance(found, str):
-                    self.counters.replayed += 1
-                    return self._backend.replay(found, inputs)
-                reason = found
+                outcome = self._graphed(encoder, call)
+                if not isinstance(outcome, str):
+                    return outcome
+                reason = outcome
             return self._eager(encoder, call, reason)
+
+    def apply(self, *args: Any, **kwargs: Any) -> Any:
+        """PyTorch moves and casts a module through `_apply`; afterwards graphs of moved weights are dropped and their memory freed."""
+        result = getattr(type(self.encoder), APPLY)(self.encoder, *args, **kwargs)
+        with self._lock:
+            self._drop_stale()
+        return result
 
     def precapture(self, shapes: Iterable[StepShape]) -> int:
         """Capture these steady steps now; returns how many graphs were captured.
@@ -152,11 +158,32 @@ class GraphedEncoderStep:
             return "disabled"
         return why_eager(encoder, call, self._backend.is_capturing)
 
+    def _graphed(self, encoder: Any, call: StepCall) -> tuple[Any, ...] | str:
+        """The results of a replay, or the reason why there is none."""
+        while True:
+            if self._guard is not None and self._guard.buffers_moved():
+                self._invalidate()
+            found = self._find_or_capture(encoder, call)
+            if isinstance(found, str):
+                return found
+            outputs = self._backend.replay(found, call.inputs)
+            # Here the device is busy and the host is not: the long check costs nothing, and a stale result never leaves.
+            if not self._drop_stale():
+                self.counters.replayed += 1
+                return outputs
+
+    def _drop_stale(self) -> bool:
+        if self._guard is None or not self._guard.moved():
+            return False
+        self._invalidate()
+        return True
+
+    def _invalidate(self) -> None:
+        self.counters.invalidated += len(self._graphs)
+        self._drop_all()
+
     def _find_or_capture(self, encoder: Any, call: StepCall) -> Any:
         """The graph of this step, or the reason why there is none."""
-        if self._guard is not None and self._guard.moved():
-            self.counters.invalidated += len(self._graphs)
-            self._drop_all()
         key = step_key(encoder, call.inputs, effective_drop(encoder, call.drop))
         graph = self._graphs.get(key)
         if graph is not None:
@@ -239,6 +266,7 @@ class GraphedEncoderStep:
         try:
             call = steady_call(encoder, shape)
             reason = self._why_eager(encoder, call)
+            self._drop_stale()
             if reason is None:
                 key = step_key(encoder, call.inputs, effective_drop(encoder, call.drop))
                 self._failed.discard(key)
@@ -266,11 +294,13 @@ def attach(
 ) -> GraphedEncoderStep:
     """Put a graphed step in front of `encoder.cache_aware_stream_step`, replacing one that is there already."""
     detach(encoder)
-    if STEP in vars(encoder):
-        raise ModelError(f"encoder.{STEP} is already replaced on this instance by {vars(encoder)[STEP]!r}")
+    for name in (STEP, APPLY):
+        if name in vars(encoder):
+            raise ModelError(f"encoder.{name} is already replaced on this instance by {vars(encoder)[name]!r}")
     step = GraphedEncoderStep(encoder, options or GraphOptions(), backend)
     setattr(encoder, HOLDER, step)
     setattr(encoder, STEP, step.step)
+    setattr(encoder, APPLY, step.apply)
     return step
 
 
@@ -280,7 +310,8 @@ def detach(encoder: Any) -> bool:
     if step is None:
         return False
     step.disable_cuda_graphs()
-    del vars(encoder)[HOLDER], vars(encoder)[STEP]
+    for name in (HOLDER, STEP, APPLY):
+        del vars(encoder)[name]
     return True
 
 

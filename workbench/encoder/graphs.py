@@ -89,7 +89,7 @@ class CudaGraphBackend:
 
     def __init__(self) -> None:
         self._rooms: dict[int, _Room] = {}
-        self.pool_bytes = 0
+        self.pool_bytes = self._wrecked_bytes = 0
 
     def is_capturing(self) -> bool:
         """Whether the current stream is being captured by somebody."""
@@ -132,7 +132,21 @@ class CudaGraphBackend:
         """Return the graphs' memory to the device, once no graph is left; the small cuBLAS workspace stays for the next capture."""
         for room in self._rooms.values():
             room.pool = None
-        self.pool_bytes = 0
+        self.pool_bytes = self._wrecked_bytes
+
+    def _abandon(self, graph: torch.cuda.CUDAGraph, room: _Room) -> None:
+        """End a failed capture, so that the stream and the allocator leave capture mode."""
+        try:
+            graph.capture_end()
+            graph.reset()
+        except RuntimeError:
+            # CUDA invalidated the capture, and PyTorch raises before it has told its allocators. The device's allocator can be told
+            # from here; the pinned host allocator cannot and goes on asking this graph: both live on, and the next capture gets a
+            # new pool.
+            with suppress(RuntimeError):
+                torch._C._cuda_endAllocateToPool(room.device.index, room.pool.id)
+            _wrecks.append((graph, room.pool))
+            self._wrecked_bytes, room.pool = self.pool_bytes, None
 
     def _dry_run(self, room: _Room, run: Run, static: StepInputs) -> list[torch.Tensor]:
         """Warm libraries up and return the outputs' layout, as tensors without storage. Leaves its memory to the capture."""
@@ -148,18 +162,14 @@ class CudaGraphBackend:
         graph = torch.cuda.CUDAGraph()
         room.stream.wait_stream(torch.cuda.current_stream(room.device))
         with torch.cuda.stream(room.stream):
-            with _stand_in_generator(room.device):
-                graph.capture_begin(pool=room.pool.id, capture_error_mode="thread_local")
             try:
+                with _stand_in_generator(room.device):
+                    graph.capture_begin(pool=room.pool.id, capture_error_mode="thread_local")
                 for target, source in zip(stable, run(static), strict=True):
                     target.copy_(source)
-            except BaseException:
-                _abandon(graph, room)
-                raise
-            try:
                 graph.capture_end()
-            except RuntimeError:
-                _abandon(graph, room)
+            except BaseException:
+                self._abandon(graph, room)
                 raise
         return graph
 
@@ -196,18 +206,6 @@ def _touch_workspace(device: torch.device, dtype: torch.dtype) -> None:
     torch.addmm(square[0], square, square)
 
 
-def _abandon(graph: torch.cuda.CUDAGraph, room: _Room) -> None:
-    """End a failed capture: take the stream and the allocator out of capture mode. Any of it may already be over."""
-    with suppress(RuntimeError):
-        graph.capture_end()
-    # When CUDA has invalidated the capture, capture_end raises before it tells the allocator; if it did tell, this raises.
-    with suppress(RuntimeError):
-        torch._C._cuda_endAllocateToPool(room.device.index, room.pool.id)
-        torch._C._cuda_releasePool(room.device.index, room.pool.id)
-    with suppress(RuntimeError):
-        graph.reset()
-
-
 @contextmanager
 def _no_collection() -> Iterator[None]:
     """No garbage collection during a capture: a collected CUDA object would be freed inside it."""
@@ -219,6 +217,8 @@ def _no_collection() -> Iterator[None]:
         if was_enabled:
             gc.enable()
 
+
+_wrecks: list[Any] = []  # captures that CUDA invalidated, with their pools: never freed
 
 # Capture streams with their workspaces: given back when an encoder's graphs die, since PyTorch never frees a stream's workspace itself.
 _Berth = tuple[torch.cuda.Stream, torch.cuda.MemPool]
