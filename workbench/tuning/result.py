@@ -12,6 +12,7 @@ Ties go to the earlier trial, and the default is the first: a configuration is c
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -188,9 +189,13 @@ def best_yaml(result: StudyResult) -> str:
     """A configuration file that `load_config` reads unchanged. Raises StudyError if no trial kept every constraint."""
     if result.best_config is None:
         raise StudyError(f"study {result.spec.name}: {result.headline}; {'; '.join(result.notes)}")
-    comment = f"# Best configuration of study {result.spec.name}, trial {result.best.number if result.best else 0}.\n# {result.headline}.\n"
-    load = result.default_config.load
-    comment += f"# Found under {load.streams} live streams, {load.starts} starts, {load.seconds:g} s.\n"
+    load, best = result.default_config.load, result.best
+    sentences = (
+        f"Best configuration of study {result.spec.name}, trial {best.number if best else 0}.",
+        f"{result.headline}.",
+        f"Found under {load.streams} live streams, {load.starts} starts, {load.seconds:g} s.",
+    )
+    comment = "".join(f"# {line}\n" for sentence in sentences for line in textwrap.wrap(sentence, 100))
     return comment + yaml.safe_dump({"asr": to_dict(result.best_config)["asr"]}, sort_keys=False)
 
 
@@ -259,6 +264,13 @@ def _notes(spec: StudySpec, space: Space, trials: Sequence[TrialRow], best: Tria
         notes.append(
             f"No trial kept every constraint; the closest is trial {closest.number} ({missed}) at {closest.params}"
         )
+    size = "asr.batching.max_batch_size"
+    if best is not None and size in best.params and (sizes := best.why.get("batch_sizes")):
+        largest = max(map(int, sizes))
+        if largest < best.params[size]:
+            notes.append(
+                f"The best trial's max_batch_size {best.params[size]} limited nothing: its largest batch had {largest} chunks"
+            )
     if spec.budget.repeats == 1 and finished:
         notes.append("Each point was measured once; repeats: 2 or more would separate a gain from noise")
     return notes

@@ -1,0 +1,164 @@
+"""Figures of a tuning study, drawn from its record: the search over time, each key's effect, the front of two objectives.
+
+    study = Record.load("demo/study.json")
+    history(study).savefig("history.png");  parameter_slices(study);  pareto(study)
+
+Trials far above those that keep the limits are drawn at the upper edge: one hopeless configuration would flatten all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from workbench.errors import RecordError
+from workbench.results import Record
+from workbench.show.plots import MUTED, STYLES, figure_axes, title
+
+DEFAULT, BEST = "#D55E00", "#009E73"
+
+
+def history(study: Record, axes: Axes | None = None) -> Figure:
+    """Every trial's first objective in order, the best so far, the default, and the trials that broke a limit or failed."""
+    name, sign = _objective(study)
+    finished = _finished(study)
+    figure, axes = figure_axes(axes, (9.6, 3.4))
+    colour, top = STYLES[0][0], _ceiling(study, name, finished)
+    looks: dict[str, dict[str, Any]] = {
+        "trial": {"marker": "o", "color": colour},
+        "same point again": {"marker": "o", "facecolors": "none", "edgecolors": colour},
+        "breaks a limit": {"marker": "x", "color": MUTED},
+    }
+    for label, look in looks.items():
+        rows = [row for row in finished if _group(row) == label]
+        if rows:
+            heights = [min(row["values"][name], top) for row in rows]
+            axes.scatter([row["trial"] for row in rows], heights, s=26, label=label, **look)
+    feasible = [row for row in finished if row["feasible"]]
+    if feasible:
+        best = np.minimum.accumulate([sign * row["values"][name] for row in feasible]) * sign
+        axes.step(
+            [r["trial"] for r in feasible], best, where="post", color=STYLES[1][0], linewidth=2, label="best so far"
+        )
+    default = study.numbers.get(f"default_{name}")
+    if default is not None:
+        axes.axhline(default, color=DEFAULT, linewidth=1.2, linestyle=(0, (4, 3)), label="default")
+    failed = [row["trial"] for row in study.rows if row["failure"]]
+    if failed:
+        axes.scatter(failed, [top] * len(failed), marker="|", s=80, color=DEFAULT, label="failed")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set(xlabel="trial", ylabel=title(name))
+    figure.legend(loc="outside upper center", frameon=False, fontsize=8, ncols=6)
+    return figure
+
+
+def parameter_slices(study: Record) -> Figure:
+    """The first objective against each tuned key, one panel per key; default and best stand out."""
+    name, _ = _objective(study)
+    finished = [row for row in _finished(study) if row["duplicate_of"] is None]
+    keys, top = list(study.counters["space"]), _ceiling(study, name, finished)
+    figure = Figure(figsize=(max(5.0, 4.8 * len(keys)), 3.6), layout="constrained")
+    panels = np.atleast_1d(figure.subplots(1, len(keys), sharey=True))
+    marks = (
+        ("default", study.numbers["default_trial"], {"marker": "s", "s": 60, "color": DEFAULT}),
+        ("best", study.numbers["best_trial"], {"marker": "*", "s": 150, "color": BEST}),
+    )
+    for key, axes in zip(keys, panels, strict=True):
+        options = study.counters["space"][key]
+        _scale(axes, options)
+        for label in ("trial", "breaks a limit"):
+            look = (
+                {"marker": "o", "color": STYLES[0][0], "alpha": 0.8}
+                if label == "trial"
+                else {"marker": "x", "color": MUTED}
+            )
+            rows = [row for row in finished if _group(row) == label]
+            heights = [min(row["values"][name], top) for row in rows]
+            if rows:
+                axes.scatter([_place(options, row["params"][key]) for row in rows], heights, s=24, label=label, **look)
+        for label, number, mark in marks:
+            for row in (row for row in finished if row["trial"] == number):
+                place, height = _place(options, row["params"][key]), min(row["values"][name], top)
+                axes.scatter([place], [height], label=label, zorder=3, **mark)
+        axes.set_xlabel(key.removeprefix("asr.").removeprefix("batching."))
+    panels[0].set_ylabel(title(name))
+    figure.legend(
+        *panels[0].get_legend_handles_labels(), loc="outside upper center", frameon=False, fontsize=8, ncols=4
+    )
+    return figure
+
+
+def pareto(study: Record, axes: Axes | None = None) -> Figure:
+    """Two objectives against each other, the front joined."""
+    objectives = study.counters["objectives"]
+    if len(objectives) != 2:
+        raise RecordError(f"study: a front needs two objectives; this one has {len(objectives)}")
+    first, second = (objective["number"] for objective in objectives)
+    finished = [row for row in study.rows if row["values"]]
+    front = sorted(
+        (row["values"][first], row["values"][second])
+        for row in finished
+        if row["trial"] in study.counters["pareto_trials"]
+    )
+    figure, axes = figure_axes(axes, (5.4, 4.2))
+    for feasible, marker, colour in ((True, "o", STYLES[0][0]), (False, "x", MUTED)):
+        rows = [row["values"] for row in finished if row["feasible"] is feasible]
+        if rows:
+            label = "trial" if feasible else "breaks a limit"
+            axes.scatter(
+                [r[first] for r in rows], [r[second] for r in rows], s=24, marker=marker, color=colour, label=label
+            )
+    axes.plot(
+        *np.asarray(front).reshape(-1, 2).T, color=STYLES[1][0], linewidth=2, marker="s", markersize=4, label="front"
+    )
+    axes.set(xlabel=title(first), ylabel=title(second))
+    axes.legend(frameon=False)
+    return figure
+
+
+def _objective(study: Record) -> tuple[str, int]:
+    if study.kind != "study":
+        raise RecordError(f"got a record of kind {study.kind!r}; needed is one of kind 'study'")
+    objective = study.counters["objectives"][0]
+    return objective["number"], 1 if objective["direction"] == "minimise" else -1
+
+
+def _finished(study: Record) -> list[dict[str, Any]]:
+    finished = [row for row in study.rows if row["values"]]
+    if not finished:
+        raise RecordError("study: no trial finished, so there is nothing to draw")
+    return finished
+
+
+def _group(row: Mapping[str, Any]) -> str:
+    if not row["feasible"]:
+        return "breaks a limit"
+    return "trial" if row["duplicate_of"] is None else "same point again"
+
+
+def _ceiling(study: Record, name: str, finished: Sequence[Mapping[str, Any]]) -> float:
+    """Where a panel ends upwards: just above the trials that keep the limits, so that a hopeless one does not flatten the others."""
+    kept = [row["values"][name] for row in finished if row["feasible"]] or [row["values"][name] for row in finished]
+    kept += [value for value in [study.numbers.get(f"default_{name}")] if value is not None]
+    spread = max(kept) - min(kept)
+    return float(max(kept) + 0.12 * (spread or abs(max(kept)) or 1.0))
+
+
+def _scale(axes: Axes, options: Mapping[str, Any]) -> None:
+    """A key's axis: one place per choice, powers of two for a logarithmic range."""
+    if "choices" in options:
+        axes.set_xticks(range(len(options["choices"])), [str(choice) for choice in options["choices"]])
+    elif options.get("log"):
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+
+
+def _place(options: Mapping[str, Any], value: Any) -> float:
+    return float(options["choices"].index(value)) if "choices" in options else float(value)
