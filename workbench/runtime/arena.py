@@ -10,6 +10,7 @@ defines the decoder part (`BatchedLabelLoopingState`).
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,6 +41,7 @@ class StateArena:
     def __init__(self, model: Any, rows: int, device: str, dtype: torch.dtype) -> None:
         self.rows, self.device = rows, torch.device(device)
         self._allocator = SlotAllocator(rows)
+        self._allocator_lock = threading.Lock()  # callers acquire and release while a worker prepares a batch
         self._computer = decoding_computer(model)
         self._check_memory(model, rows, dtype)
         self.channel, self.time, self.length = model.encoder.get_initial_cache_state(
@@ -50,20 +52,29 @@ class StateArena:
 
     def acquire(self) -> int:
         """Take the lowest free row. Raises ArenaFull."""
-        return self._allocator.acquire()
+        with self._allocator_lock:
+            return self._allocator.acquire()
 
     def release(self, row: int) -> None:
         """Give a row back; its content is reset before the row is used again."""
-        self._allocator.release(row)
+        with self._allocator_lock:
+            self._allocator.release(row)
 
     @property
     def used(self) -> int:
         """Rows taken now."""
-        return self._allocator.used
+        return self._allocator.in_use
+
+    def snapshot(self) -> dict[str, int]:
+        """Use of the rows as plain data."""
+        with self._allocator_lock:
+            return self._allocator.snapshot()
 
     def indices(self, rows: Sequence[int]) -> torch.Tensor:
         """Row numbers as an index tensor [B] on the device, after resetting those that are dirty."""
-        for start, stop in self._allocator.take_dirty(rows):
+        with self._allocator_lock:
+            ranges = self._allocator.take_dirty(rows)
+        for start, stop in ranges:
             self._reset(start, stop)
         return torch.tensor(list(rows), dtype=torch.long).to(self.device, non_blocking=True)
 

@@ -115,15 +115,20 @@ class Recognizer:
         """Streams that hold a row."""
         return len(self._open_streams)
 
-    def warm_up(self, seconds: float = 2.0) -> None:
-        """Run one stream of silence through every kind of chunk, so that first-call costs are paid."""
+    def warm_up(self, steps: int = 3) -> None:
+        """Run a few steps of silence of every kind, past the queue, so that first-call costs are paid before traffic."""
         import numpy as np
 
-        rate = self.loaded.geometry.sample_rate_hz
-        with self.stream() as stream:
-            stream.push(np.zeros(max(int(seconds * rate), 3 * self.loaded.geometry.chunk_samples), np.float32))
-            stream.step()
-            stream.finish()
+        geometry, row = self.loaded.geometry, self.arena.acquire()
+        buffer = AudioBuffer(geometry, self.stage.frontend.preemphasis, self.stage.frontend.n_fft)
+        buffer.push(np.zeros(geometry.chunk_ready_samples(steps + 1) + geometry.hop_samples, np.float32))
+        buffer.end()
+        try:
+            while (chunk := buffer.next_chunk()) is not None:
+                self.stage.run([self.stage.item(row, chunk, buffer.peek(chunk))])
+                buffer.consume(chunk)
+        finally:
+            self.arena.release(row)
 
     def close(self, timeout_s: float = 30.0) -> None:
         """Reject new work, complete what is queued, cancel what is open. Safe to call twice."""
