@@ -55,7 +55,9 @@ def write_demo_report(folder: str | Path) -> Path:
         verdict=sentence,
         lead=lead,
         facts=tuple(_facts(records)),
-        warnings=tuple(dict.fromkeys(note for record in records.values() for note in record.notes)),
+        warnings=tuple(
+            dict.fromkeys(note for name, record in records.items() if name != "study" for note in record.notes)
+        ),
         sections=tuple(section for section in sections if section is not None),
         environment=next(reversed(records.values())).environment,
         sources=[(name, record.command, record.created_utc) for name, record in records.items()],
@@ -217,7 +219,7 @@ def _study(records: Mapping[str, Record], best_yaml: str) -> Section | None:
     text = [
         f"Objective: {', '.join(objectives)}{'; kept: ' + ', '.join(limits) if limits else ''}. The study ran on the digital twin: the "
         "recogniser's own scheduler with the step costs measured below.",
-        f"{study.counters['headline']}.",
+        *(f"{sentence}." for sentence in (study.counters["headline"], *study.notes)),
     ]
     finished = [row for row in study.rows if row["values"]]
     charts: tuple[Chart, ...] = ()
