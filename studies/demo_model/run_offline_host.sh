@@ -10,9 +10,9 @@ if [ ! -d "$work/site" ]; then
   tar xJf "$packed/tts.txz" -C "$work"
 fi
 export PYTHONPATH="$work/site:$PWD" PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1
-cores=$(nproc)
+cores=$(nproc --all)  # plain nproc would obey OMP_NUM_THREADS
 python3 studies/demo_model/synthesize.py "$packed/data/texts.tsv" "$work/tts" "$work/shards" --hours 32 \
-  --processes $((cores > 4 ? cores - 3 : 1)) > "$out/synthesis.log" 2>&1 &
+  --processes $((cores > 4 ? cores - 3 : 1)) > "$work/synthesis.log" 2>&1 &
 speaker=$!
 trap 'kill $speaker 2>/dev/null || true' EXIT
 OMP_NUM_THREADS=2 python3 studies/demo_model/train.py "$packed/data" --shards "$work/shards" --out "$out" \

@@ -59,8 +59,9 @@ class Trainer:
         return torch.autocast("cuda", dtype=torch.bfloat16, enabled=self.device.type == "cuda")
 
     def strength(self) -> float:
-        """Augmentation strength, rising from 0.1 to 1 over the curriculum."""
-        return min(1.0, 0.1 + 0.9 * self.step / self.config.training.curriculum_steps)
+        """Augmentation strength, rising from 0.1 to 1 between two steps."""
+        first, full = self.config.training.augment_from_step, self.config.training.augment_full_step
+        return min(1.0, 0.1 + 0.9 * max(0, self.step - first) / (full - first))
 
     def encode(self, plan: Plan, audio: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Encoder output [B, T, D] in fp32 and lengths of an augmented batch."""
@@ -68,7 +69,7 @@ class Trainer:
             waves, samples = render(audio, plan)
             waves = augment(waves, self.strength())
             features, lengths = self.model.preprocessor(input_signal=waves, length=samples)
-            features = mask(features, lengths, self.strength() if self.step > 300 else 0.0)
+            features = mask(features, lengths, self.strength())
         with self.half_precision():
             encoded, encoded_length = self.model.encoder(audio_signal=features, length=lengths)
         return encoded.transpose(1, 2).float(), encoded_length
@@ -94,7 +95,9 @@ class Trainer:
             predicted, _, _ = self.model.decoder(targets=padded, target_length=count)
             joint = self.model.joint(encoder_outputs=encoded.transpose(1, 2), decoder_outputs=predicted)
         transducer = self.model.loss(log_probs=joint.float(), targets=padded, input_lengths=lengths, target_lengths=count)
-        loss = transducer + self.config.training.ctc_weight * ctc
+        settings = self.config.training
+        weight = settings.early_ctc_weight if self.step < settings.early_ctc_steps else settings.ctc_weight
+        loss = transducer + weight * ctc
         return loss, {"transducer": transducer.detach(), "ctc": ctc.detach(), "spread": spread}
 
     def update(self, plan: Plan, audio: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -205,8 +208,8 @@ def train(trainer: Trainer, pool: Pool, shards: Path, out: Path, seconds: float,
             print(f"step {trainer.step} {trainer.elapsed_s:.0f} s lr {trainer.learning_rate():.2e} {shown} "
                   f"pool {pool.used / 57.6e6:.1f} h {20 * (now - window):.0f} ms/step", flush=True)  # fmt: skip
             window = now
-            if trainer.step == settings.collapse_step and float(logged.get("ctc", 0)) > settings.collapse_loss:
-                raise SystemExit("the encoder has collapsed: CTC loss per token stays at the unigram level")
+            if trainer.step == settings.collapse_step and float(logged["spread"]) < settings.collapse_spread:
+                raise SystemExit("the encoder has collapsed: its output hardly depends on the audio")
         if time.perf_counter() - last_save > settings.checkpoint_every_s:
             last_save = time.perf_counter()
             trainer.save(out)
@@ -219,7 +222,7 @@ def train(trainer: Trainer, pool: Pool, shards: Path, out: Path, seconds: float,
     trainer.save(out)
 
 
-def wait_for_shards(shards: Path, wanted: int, limit_s: float = 60.0) -> None:
+def wait_for_shards(shards: Path, wanted: int, limit_s: float = 120.0) -> None:
     """Returns once so many training shards are there; a synthesis that makes none must not hold a GPU."""
     deadline = time.perf_counter() + limit_s
     while len(list(shards.glob("train_*.json"))) < wanted:
