@@ -28,11 +28,8 @@ def project():
 @pytest.fixture(scope="session")
 def tiny_model():
     """The `tiny` shape as a LoadedModel on the CPU at 80 ms; tests that change the context set it back."""
-    import torch
-
     from workbench.model.load import load_model
 
-    torch.set_num_threads(1)  # matrices this small gain nothing from a second thread and lose on a busy machine
     # Random weights emit as many labels as they may; two a frame keep the greedy loop short and its state busy.
     return load_model("tiny", att_context_size=(56, 0), device="cpu", max_symbols=2)
 

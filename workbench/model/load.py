@@ -9,6 +9,7 @@ context set, dither off and greedy batched label-looping decoding, which is what
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,6 +48,8 @@ def load_model(
 ) -> LoadedModel:
     """Load by name, set the context, move to the device. Raises ModelError that says what to do."""
     device = resolve_device(device)
+    if device == "cpu":
+        leave_a_core()
     model, trained = _open(name)
     _require_streaming(model, name)
     model.preprocessor.featurizer.dither = 0.0
@@ -76,6 +79,14 @@ def resolve_device(device: str) -> str:
         if index >= count:
             raise ModelError(f"device: got {device!r}; this host has {count} CUDA device(s); allowed are cpu and auto")
     return device
+
+
+def leave_a_core() -> None:
+    """On a CPU, let torch use all cores but one: callers, queues and load generators need a turn while a step computes."""
+    import torch
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    torch.set_num_threads(max(1, min(torch.get_num_threads(), cores - 1)))
 
 
 def set_context(model: Any, context: Iterable[int] | None) -> StreamGeometry:
