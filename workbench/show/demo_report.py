@@ -164,12 +164,10 @@ def _latency(records: Mapping[str, Record]) -> Section | None:
         charts.append(Chart(plots.batch_sizes(runs), "How many chunks shared a step: the reason behind the latencies."))
     pairs = {name: (twin, run) for name, run in runs.items() if (twin := _twin(records, name)) is not None}
     if pairs:
-        charts.append(
-            Chart(
-                plots.twin_against_real(pairs),
-                "The digital twin's prediction beside the live run, with its error in per cent.",
-            )
-        )
+        caption = "The digital twin's prediction beside the live run, with its error in per cent."
+        if "twin_default" not in records:
+            caption += " The twin's numbers are those of the study, on traffic of its own."
+        charts.append(Chart(plots.twin_against_real(pairs), caption))
     columns, rows = _run_table(runs)
     return Section("Live latency", tuple(text), tuple(charts), (Table(columns, rows, "The live runs in numbers"),))
 
