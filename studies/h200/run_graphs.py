@@ -14,7 +14,8 @@ if __name__ == "__main__":
     out = Path(sys.argv[1])
     record = run_graphed_table(
         *sys.argv[2:3],
-        profiled=(*DOCUMENT_CELLS, HALF_CELLS[0]),
+        cells=(*DOCUMENT_CELLS, *HALF_CELLS),
+        profiled=DOCUMENT_CELLS,
         report=lambda line: print(line, flush=True),
     )
     record.save(out / "graphed_step.json")

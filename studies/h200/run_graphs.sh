@@ -16,11 +16,11 @@ part() { # name limit_s command...
 jobs=("test_decoder_beside_graphs.py" "test_graphed_equality.py:not large_gpu" "test_graphed_equality.py:large_gpu"
   "test_graphed_safety.py:not compile" "test_graphed_safety.py:compile" "test_graphed_two_gpus.py")
 all_tests() {
-  local job status=0 pids=() number=0
-  for job in "${jobs[@]}"; do
-    IFS=: read -r file select <<<"$job"
+  local number file select status=0 pids=()
+  for number in "${!jobs[@]}"; do
+    IFS=: read -r file select <<<"${jobs[$number]}"
     timeout -k 5 "${TESTS_S:-240}" python3 -m pytest "tests/gpu/$file" ${select:+-k "$select"} -q -p no:cacheprovider --timeout=200 -rA \
-      --tb=short -W ignore >"$out/.tests$((number++)).log" 2>&1 &
+      --tb=short -W ignore >"$out/.tests$number.log" 2>&1 &
     pids+=($!)
   done
   for pid in "${pids[@]}"; do wait "$pid" || status=1; done
