@@ -164,12 +164,26 @@ def _latency(records: Mapping[str, Record]) -> Section | None:
         charts.append(Chart(plots.batch_sizes(runs), "How many chunks shared a step: the reason behind the latencies."))
     pairs = {name: (twin, run) for name, run in runs.items() if (twin := _twin(records, name)) is not None}
     if pairs:
+        text += [_slower(name, twin, run) for name, (twin, run) in pairs.items()]
         caption = "The digital twin's prediction beside the live run, with its error in per cent."
         if "twin_default" not in records:
             caption += " The twin's numbers are those of the study, on traffic of its own."
         charts.append(Chart(plots.twin_against_real(pairs), caption))
     columns, rows = _run_table(runs)
-    return Section("Live latency", tuple(text), tuple(charts), (Table(columns, rows, "The live runs in numbers"),))
+    return Section(
+        "Live latency", tuple(filter(None, text)), tuple(charts), (Table(columns, rows, "The live runs in numbers"),)
+    )
+
+
+def _slower(name: str, twin: Record, run: Record) -> str:
+    """What explains a twin that is off: the live steps did not take what the cost table says."""
+    simulated, live = (record.counters.get("execution_p50_ms") for record in (twin, run))
+    if not simulated or not live or abs(live / simulated - 1) < 2 * NOISE_SHARE:
+        return ""
+    return (
+        f"In the live run of {name} a step took {live:.3g} ms (p50), on the twin {simulated:.3g} ms: steps on this machine did not "
+        "cost what the cost table says while the load ran, so the twin is off by as much and more."
+    )
 
 
 def _run_table(runs: Mapping[str, Record]) -> tuple[list[str], list[list[Any]]]:
@@ -189,6 +203,8 @@ def _run_table(runs: Mapping[str, Record]) -> tuple[list[str], list[list[Any]]]:
         ("steps", "batches"),
         ("mean chunks in a step", "batch_size_mean_items"),
         ("queue wait p95, ms", "queue_wait_p95_ms"),
+        ("step p50, ms", "execution_p50_ms"),
+        ("step p95, ms", "execution_p95_ms"),
     )
     rows = [[label, *(run.numbers.get(name) for run in runs.values())] for label, name in wanted]
     rows += [[label, *(run.counters.get(name) for run in runs.values())] for label, name in counted]

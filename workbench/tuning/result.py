@@ -52,12 +52,14 @@ class TrialRow:
 
 @dataclass(frozen=True)
 class StudyResult:
-    """trials: all that ended, in order; best: among the feasible, by the first objective if there are several; pareto: the
-    feasible trials that no other beats in every objective; confirmation: fresh runs of default and best, if there were repeats."""
+    """trials: all that ended, in order; ranked: the feasible ones by the first objective, each point once; pareto: the feasible
+    trials that no other beats in every objective; confirmation: by trial number the fresh runs of the finalists, if there were
+    repeats; best: the best of the fresh runs, else of the trials."""
 
     spec: StudySpec
     default_config: Config
     trials: tuple[TrialRow, ...]
+    ranked: tuple[TrialRow, ...]
     best: TrialRow | None
     pareto: tuple[TrialRow, ...]
     notes: tuple[str, ...]
@@ -80,43 +82,63 @@ class StudyResult:
         return _by_excess(self.spec, self.trials)
 
     @property
+    def measured(self) -> tuple[float | None, float | None]:
+        """The first objective of default and best, by the fresh runs if both have them; None for one that broke a limit or failed."""
+        fresh = [self._fresh(trial) for trial in (self.default, self.best)]
+        if all(fresh):
+            return fresh[0]["value"] if self._fresh_feasible(self.default) else None, fresh[1]["value"]
+        default, best = (
+            t.values[0] if t is not None and t.values and t.feasible else None for t in (self.default, self.best)
+        )
+        return default, best
+
+    @property
     def gain(self) -> float | None:
         """Improvement of the best over the default in the first objective, as a share of the default; None if either is missing."""
-        default, best = self.default, self.best
-        if default is None or default.values is None or best is None or best.values is None or not default.values[0]:
+        default, best = self.measured
+        if default is None or best is None or not default:
             return None
-        change = best.values[0] / default.values[0] - 1
-        return -change if self.spec.objectives[0].direction == "minimise" else change
+        return self._gain(default, best)
 
     @property
     def fresh_gains(self) -> tuple[float, ...]:
         """The gain in each fresh run of default and best on equal traffic, as a share of the default; empty without repeats."""
-        runs = [self.confirmation.get(label, {}).get("again_repeats", ()) for label in ("default", "best")]
-        sign = -1 if self.spec.objectives[0].direction == "minimise" else 1
-        return tuple(sign * (best / default - 1) for default, best in zip(*runs, strict=True) if default)
+        runs = [self._fresh(trial).get("repeats", ()) for trial in (self.default, self.best)]
+        return tuple(self._gain(default, best) for default, best in zip(*runs, strict=False) if default)
+
+    def _gain(self, default: float, best: float) -> float:
+        return 1 - best / default if self.spec.objectives[0].direction == "minimise" else best / default - 1
+
+    def _fresh(self, trial: TrialRow | None) -> dict[str, Any]:
+        found: dict[str, Any] = self.confirmation.get(str(trial.number), {}) if trial is not None else {}
+        return found
+
+    def _fresh_feasible(self, trial: TrialRow | None) -> bool:
+        return all(excess <= 0 for excess in self._fresh(trial).get("excess", {}).values())
 
     @property
     def headline(self) -> str:
         """One sentence: what was found, against the default."""
-        name, default, best = self.spec.objectives[0].number, self.default, self.best
-        if best is None or best.values is None:
+        name, (default, best) = self.spec.objectives[0].number, self.measured
+        if self.best is None or best is None:
             finished = sum(trial.values is not None for trial in self.trials)
             return (
                 f"No configuration found: {finished} of {len(self.trials)} trials finished, none kept every constraint"
             )
-        found = f"{name} {best.values[0]:.4g}"
-        if default is None or default.values is None or not default.feasible:
-            state = "failed" if default is None or default.values is None else "breaks a constraint"
-            return f"{found}; the default configuration {state}, so there is no gain to state"
-        if best.number == default.number or not self.gain:
-            return f"{found}: no configuration was better than the default"
+        found, fresh = f"{name} {best:.4g}", self.fresh_gains
+        where = " on fresh traffic" if fresh else ""
+        if default is None:
+            state = "failed" if self.default is None or self.default.values is None else "breaks a constraint"
+            return f"{found}{where}; the default configuration {state}, so there is no gain to state"
+        if self.best is self.default or not self.gain:
+            return f"{found}{where}: no configuration was better than the default"
         word = "less" if self.spec.objectives[0].direction == "minimise" else "more"
-        found += f": {self.gain * 100:.1f} % {word} than the default's {default.values[0]:.4g}"
-        if not (fresh := self.fresh_gains):
+        found += f": {self.gain * 100:.1f} % {word} than the default's {default:.4g}{where}"
+        if not fresh:
             return found
         won = sum(gain > 0 for gain in fresh)
-        verdict = "" if won == len(fresh) else "; that is within the noise"
-        return f"{found}; on fresh traffic better in {won} of {len(fresh)} runs ({_span(fresh)}){verdict}"
+        verdict = "" if won == len(fresh) else ", which is within the noise"
+        return f"{found}, better in {won} of {len(fresh)} runs ({_span(fresh)}){verdict}"
 
     def record(self) -> Record:
         """The study as one record: a row per trial, everything that charts and reports need."""
@@ -131,8 +153,9 @@ class StudyResult:
             "fresh_runs": len(self.fresh_gains),
             "fresh_runs_better": sum(gain > 0 for gain in self.fresh_gains),
         }
-        for label, trial in (("default", self.default), ("best", self.best)):
+        for label, trial, value in zip(("default", "best"), (self.default, self.best), self.measured, strict=True):
             numbers[f"{label}_trial"] = trial.number if trial else None
+            numbers[f"compared_{label}_{names[0]}"] = value
             for position, name in enumerate(names):
                 numbers[f"{label}_{name}"] = trial.values[position] if trial and trial.values else None
         return Record(
@@ -175,14 +198,17 @@ def read_result(spec: StudySpec, default_config: Config, study: optuna.Study) ->
     space = Space.parse(spec.space)
     ended = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.FAIL))
     trials = tuple(row for trial in ended if (row := _trial_row(space, trial)) is not None)
-    feasible = [trial for trial in trials if trial.feasible and trial.duplicate_of is None]
+    sign = 1 if spec.objectives[0].direction == "minimise" else -1
+    feasible = [trial for trial in trials if trial.values and trial.feasible and trial.duplicate_of is None]
+    ranked = tuple(sorted(feasible, key=lambda trial: (_signed(trial, spec.objectives)[0], trial.number)))
     pareto = tuple(t for t in feasible if not any(_dominates(other, t, spec.objectives) for other in feasible))
-    best = min(feasible, key=lambda trial: (_signed(trial, spec.objectives)[0], trial.number), default=None)
-    notes = (*_notes(spec, space, trials, best), *study.user_attrs.get("notes", ()))
-    confirmation = study.user_attrs.get("confirmation", {})
-    if best is None or confirmation.get("best_trial") != best.number:
-        confirmation = {}
-    return StudyResult(spec, default_config, trials, best, pareto, notes, confirmation)
+    runs = study.user_attrs.get("confirmation", {})
+    kept = [t for t in feasible if (run := runs.get(str(t.number))) and all(e <= 0 for e in run["excess"].values())]
+    best = min(kept, key=lambda t: (sign * runs[str(t.number)]["value"], t.number), default=next(iter(ranked), None))
+    notes = _notes(spec, space, trials, best)
+    if runs and not kept and best is not None:
+        notes.append("No finalist kept every limit on fresh traffic; the best is the best of the trials alone")
+    return StudyResult(spec, default_config, trials, ranked, best, pareto, tuple(notes), runs)
 
 
 def best_yaml(result: StudyResult) -> str:

@@ -67,10 +67,15 @@ class Constraint:
 
 @dataclass(frozen=True, kw_only=True, config=_STRICT)
 class Budget:
-    """trials: how many, duplicates included; repeats: runs per trial, each with its own traffic; seed: of the sampler."""
+    """trials: how many, duplicates included; repeats: runs per trial, each with its own traffic; seed: of the sampler.
+
+    finalists: with 2 or more repeats, so many of the best trials, and the default, are run again on traffic that no trial saw, and
+    the best there is the best: the winner of many noisy trials owes part of its lead to luck.
+    """
 
     trials: Annotated[int, Field(ge=1, le=100_000, strict=True)] = 40
     repeats: Annotated[int, Field(ge=1, le=100, strict=True)] = 1
+    finalists: Annotated[int, Field(ge=1, le=100, strict=True)] = 5
     seed: Annotated[int, Field(ge=0, strict=True)] = 0
 
 

@@ -7,7 +7,7 @@
 `evaluate(config) -> Record` is the twin or the device; the study knows no difference. Rules:
 - The default configuration is the first trial. A point that was measured is not measured again: its result is shared.
 - Repeat r of a trial runs with `load.seed` + r: all trials see equal traffic. An objective is the median over the repeats; a
-  constraint counts at its worst repeat. With repeats, default and best are run again on fresh traffic at the end.
+  constraint counts at its worst repeat. With repeats, default and finalists are run again on fresh traffic, and that decides.
 - A trial fails, with its reason, if `evaluate` raises or a number is missing or not finite. Nothing else is touched by it.
 - Killed or interrupted at any moment, the study resumes where it was: call `tune` again with the same folder or storage.
 """
@@ -31,6 +31,7 @@ from tqdm import tqdm
 from workbench.config import Config, replace, to_dict
 from workbench.errors import StudyError
 from workbench.results import Record
+from workbench.tuning.interrupt import Interrupts
 from workbench.tuning.result import StudyResult, read_result
 from workbench.tuning.space import Space
 from workbench.tuning.spec import StudySpec
@@ -94,12 +95,13 @@ def tune(
             left = spec.budget.trials - _spent(study)
             search.best = _best_so_far(spec, default_config, study)
             if left > 0:
-                study.optimize(
-                    search.objective,
-                    n_trials=left,
-                    catch=(Exception,),
-                    callbacks=[lambda study, trial: _after(search, study, trial, bar)],
-                )
+                with search.interrupts:
+                    study.optimize(
+                        search.objective,
+                        n_trials=left,
+                        catch=(Exception,),
+                        callbacks=[lambda study, trial: _after(search, study, trial, bar)],
+                    )
             _confirm(search, study, read_result(spec, default_config, study))
         except KeyboardInterrupt:
             _say_how_to_resume(bar, study, spec, folder)
@@ -120,6 +122,7 @@ class _Search:
         self.space = Space.parse(spec.space)
         self.default_point = self.space.labels(self.space.default(default_config))
         self.worker = worker_name()
+        self.interrupts = Interrupts()
         self.best: float | None = None
 
     def objective(self, trial: optuna.Trial) -> tuple[float, ...]:
@@ -129,10 +132,9 @@ class _Search:
         if trial.params == self.default_point:
             trial.set_user_attr("default", True)
         try:
-            known = self._measured(trial)
-            found = known or self.measure(replace(self.config, **point), self.config.load.seed)
-        except KeyboardInterrupt:
-            raise
+            with self.interrupts.welcome():
+                known = self._measured(trial)
+                found = known or self.measure(replace(self.config, **point), self.config.load.seed)
         except Exception as error:  # told, stored, and raised on: Optuna fails this trial and goes on
             trial.set_user_attr("failure", f"{type(error).__name__}: {error}")
             raise
@@ -254,29 +256,26 @@ def _after(search: _Search, study: optuna.Study, trial: FrozenTrial, bar: tqdm[A
 
 
 def _confirm(search: _Search, study: optuna.Study, result: StudyResult) -> None:
-    """With repeats: run default and best again on traffic that no trial saw, which tells the gain apart from luck and drift."""
-    default, best = result.default, result.best
-    if (
-        search.spec.budget.repeats < 2
-        or result.confirmation
-        or best is None
-        or default is None
-        or default.values is None
-    ):
+    """With repeats: run the default and the best trials again on traffic that no trial saw."""
+    if search.spec.budget.repeats < 2 or not result.ranked:
         return
-    seed = search.config.load.seed + FRESH_SEEDS
+    finalists = list(result.ranked[: search.spec.budget.finalists])
+    if result.default is not None and result.default.feasible and result.default not in finalists:
+        finalists.append(result.default)
+    runs = dict(result.confirmation)
     name = search.spec.objectives[0].number
-    found: dict[str, Any] = {"number": name, "best_trial": best.number}
-    for label, trial in (("default", default), ("best", best)):
+    for trial in finalists:
+        if str(trial.number) in runs:
+            continue
+        seed = search.config.load.seed + FRESH_SEEDS
         again = search.measure(replace(search.config, **trial.params), seed)
-        assert trial.values is not None
-        found[label] = {
-            "first": trial.values[0],
-            "again": again["values"][0],
-            "again_repeats": again["numbers"]["repeats"][name],
-            "drift_share": again["values"][0] / trial.values[0] - 1 if trial.values[0] else None,
+        runs[str(trial.number)] = {
+            "value": again["values"][0],
+            "repeats": again["numbers"]["repeats"][name],
+            "excess": again["excess"],
+            "drift_share": again["values"][0] / trial.values[0] - 1 if trial.values and trial.values[0] else None,
         }
-    study.set_user_attr("confirmation", found)
+        study.set_user_attr("confirmation", runs)
 
 
 def _best_so_far(spec: StudySpec, default_config: Config, study: optuna.Study) -> float | None:
