@@ -57,6 +57,8 @@ WHY = (
     "reasons",
     "queue_wait_p50_ms",
     "queue_wait_p95_ms",
+    "execution_p50_ms",
+    "execution_p95_ms",
     "padding_rows",
     "padding_rows_share",
     "padding_samples",
