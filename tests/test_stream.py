@@ -157,7 +157,7 @@ def test_a_failing_batch_reaches_exactly_its_streams(tiny_model, noise):
                 raise FloatingPointError("planted")
             return run(items)
 
-        recognizer.worker._run = failing
+        recognizer.stage.run = failing
         bad, good = recognizer.stream(), recognizer.stream()
         poisoned.add(bad.row)
         bad.push(noise(1.0))
@@ -168,7 +168,7 @@ def test_a_failing_batch_reaches_exactly_its_streams(tiny_model, noise):
         good.push(noise(1.0))
         assert good.finish()[-1].kind == "final"
         assert recognizer.arena.used == 0
-        recognizer.worker._run = lambda items: []
+        recognizer.stage.run = lambda items: []
         short = recognizer.stream()
         short.push(noise(1.0))
         with pytest.raises(RuntimeError, match="gave 0 results"):
@@ -186,14 +186,14 @@ def test_a_step_has_a_bound_and_a_full_queue_keeps_the_audio(tiny_model, noise):
             gate.wait(30)
             return run(items)
 
-        recognizer.worker._run = gated
+        recognizer.stage.run = gated
         held, queued, refused = (recognizer.stream() for _ in range(3))
         clip = noise(0.4, seed=8)
         held.push(clip)
         held.submit()
         with pytest.raises(StepTimeout):
             held.step(timeout_s=0.05)
-        while recognizer.worker.batcher.queued:
+        while recognizer.pipeline._batcher.queued:
             threading.Event().wait(0.005)
         queued.push(clip)
         queued.submit()
@@ -218,7 +218,7 @@ def test_close_completes_queued_work(tiny_model, noise):
     stream.push(noise(0.02))
     stream.submit()
     recognizer.close(timeout_s=20)
-    assert not recognizer.worker.alive
+    assert not recognizer.pipeline.workers.alive
     assert len(stream.labels) >= 0 and stream.done
 
 

@@ -38,6 +38,7 @@ def _option(default: Any, text: str, **limits: Any) -> Any:
 
 
 _Frames = Annotated[int, Field(ge=0, strict=True)]
+_Items = Annotated[int, Field(ge=1, le=65536, strict=True)]
 Context = Annotated[tuple[_Frames, _Frames], Field(strict=False)]
 
 
@@ -79,6 +80,12 @@ class AsrConfig:
     channel: int = _option(0, "Channel used of multi-channel audio.", ge=0, le=63)
     max_symbols: int = _option(10, "Most labels the greedy decoder emits per encoder frame.", ge=1, le=1000)
     cuda_graphs: bool = _option(False, "Replay the steady encoder step as one CUDA graph; no effect without CUDA.")
+    pipeline: Literal["fused", "staged"] = Field(
+        "fused", description="fused: one stage per step; staged: front end, encoder, predictor and joint batch apart."
+    )
+    batch_buckets: tuple[_Items, ...] | None = Field(
+        default=None, description="Batch sizes that the graphed step is padded up to; none takes powers of two."
+    )
     batching: BatchingConfig = Field(default_factory=lambda: BatchingConfig())
 
 

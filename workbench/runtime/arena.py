@@ -2,10 +2,12 @@
 
 Why: a batch is any set of streams; with one tensor per kind of state and a row per stream, forming a batch is one gather per tensor and
 nothing per stream. Rows are handed out by the pure `SlotAllocator`; a released row is dirty and is reset just before its next use.
+Behind the last row lies one scratch row that only padding of a batch reads; nothing is ever written to it.
 
-Shapes: L layers, R rows, B batch. channel [L, R, C, D], time [L, R, D, K], length [R]; decoder: LSTM h and c [layers, R, H],
-predictor output [R, 1, H], last label [R], decoded length [R] and, for TDT, the pending time jump [R]. NeMo's label-looping decoder
-defines the decoder part (`BatchedLabelLoopingState`).
+Shapes: L layers, R rows + 1, B batch. channel [L, R, C, D], time [L, R, D, K], length [R]; decoder: LSTM h and c [layers, R, H],
+predictor output [R, 1, J], last label [R], decoded length [R] and, for TDT, the pending time jump [R] (`BatchedLabelLoopingState` of
+NeMo's label-looping decoder). The staged pipeline also has a second bank of h and c, the projected encoder frames of the chunk in the works
+[R, T, J], and per row a `WalkState` on the host.
 """
 
 from __future__ import annotations
@@ -19,8 +21,9 @@ import torch
 
 from workbench.batching.slots import SlotAllocator
 from workbench.errors import ConfigError, ModelError
+from workbench.runtime.decoding import WalkState
 
-# Dimension of the row index in each decoder tensor, in the order of `_decoder_tensors`.
+# Dimension of the row index in each LSTM state tensor.
 _PREDICTOR_ROW_DIM = 1
 
 
@@ -35,20 +38,37 @@ class DecoderRows:
     time_jumps: torch.Tensor | None
 
 
-class StateArena:
-    """`rows` rows of stream state for one model."""
+@dataclass
+class StagedRows:
+    """What the staged decoder keeps per row: both banks of LSTM state, the frames of the current chunk, and the host's side of the walk."""
 
-    def __init__(self, model: Any, rows: int, device: str, dtype: torch.dtype) -> None:
+    banks: tuple[list[torch.Tensor], list[torch.Tensor]]
+    frames: torch.Tensor
+    walks: list[WalkState]
+
+
+class StateArena:
+    """`rows` rows of stream state for one model; `staged_frames`: encoder frames per chunk, where the staged decoder's rows are wanted."""
+
+    def __init__(
+        self, model: Any, rows: int, device: str, dtype: torch.dtype, staged_frames: int | None = None
+    ) -> None:
         self.rows, self.device = rows, torch.device(device)
         self._allocator = SlotAllocator(rows)
         self._allocator_lock = threading.Lock()  # callers acquire and release while a worker prepares a batch
         self._computer = decoding_computer(model)
         self._check_memory(model, rows, dtype)
         self.channel, self.time, self.length = model.encoder.get_initial_cache_state(
-            batch_size=rows, dtype=dtype, device=self.device
+            batch_size=rows + 1, dtype=dtype, device=self.device
         )
         self._start = self._computer._get_decoding_state_item_after_sos(device=self.device)
-        self.decoder = self._decoder_rows(rows)
+        self.decoder = self._decoder_rows(rows + 1)
+        self.staged = None if staged_frames is None else self._staged_rows(rows + 1, staged_frames)
+
+    @property
+    def scratch(self) -> int:
+        """The row that padding reads."""
+        return self.rows
 
     def acquire(self) -> int:
         """Take the lowest free row. Raises ArenaFull."""
@@ -70,13 +90,14 @@ class StateArena:
         with self._allocator_lock:
             return self._allocator.snapshot()
 
-    def indices(self, rows: Sequence[int]) -> torch.Tensor:
-        """Row numbers as an index tensor [B] on the device, after resetting those that are dirty."""
+    def indices(self, rows: Sequence[int], pad_to: int = 0) -> torch.Tensor:
+        """Row numbers as an index tensor [max(B, pad_to)] on the device, after resetting those that are dirty; padding is the scratch row."""
         with self._allocator_lock:
             ranges = self._allocator.take_dirty(rows)
         for start, stop in ranges:
             self._reset(start, stop)
-        return torch.tensor(list(rows), dtype=torch.long).to(self.device, non_blocking=True)
+        padded = [*rows, *([self.scratch] * (pad_to - len(rows)))]
+        return torch.tensor(padded, dtype=torch.long).to(self.device, non_blocking=True)
 
     def gather_encoder(self, index_B: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Encoder caches ([L, B, C, D], [L, B, D, K], [B]) of the rows."""
@@ -87,10 +108,11 @@ class StateArena:
         )
 
     def scatter_encoder(self, index_B: torch.Tensor, caches: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
-        """Write encoder caches back to the rows; no other row is touched."""
-        self.channel.index_copy_(1, index_B, caches[0].to(self.channel.dtype))
-        self.time.index_copy_(1, index_B, caches[1].to(self.time.dtype))
-        self.length.index_copy_(0, index_B, caches[2])
+        """Write encoder caches back to the rows; no other row is touched. Caches of padding behind the first B are ignored."""
+        batch = index_B.numel()
+        self.channel.index_copy_(1, index_B, caches[0][:, :batch].to(self.channel.dtype))
+        self.time.index_copy_(1, index_B, caches[1][:, :batch].to(self.time.dtype))
+        self.length.index_copy_(0, index_B, caches[2][:batch])
 
     def gather_decoder(self, index_B: torch.Tensor) -> Any:
         """NeMo's batched label-looping state of the rows."""
@@ -131,6 +153,11 @@ class StateArena:
         d.decoded[start:stop] = item.decoded_length
         if d.time_jumps is not None:
             d.time_jumps[start:stop] = item.time_jump
+        if self.staged is not None:
+            self.staged.frames[start:stop] = 0
+            for bank in self.staged.banks[0]:
+                bank[:, start:stop] = 0
+            self.staged.walks[start:stop] = [WalkState() for _ in range(start, stop)]
 
     def _decoder_rows(self, rows: int) -> DecoderRows:
         item = self._start
@@ -142,6 +169,15 @@ class StateArena:
             labels=item.label.repeat(rows),
             decoded=item.decoded_length.repeat(rows),
             time_jumps=None if item.time_jump is None else item.time_jump.repeat(rows),
+        )
+
+    def _staged_rows(self, rows: int, frames: int) -> StagedRows:
+        """Bank 1 starts as the state after the start symbol, since a fresh `WalkState` says that the output was computed from bank 0."""
+        after_start, outputs = self.decoder.predictor, self.decoder.outputs
+        return StagedRows(
+            banks=([torch.zeros_like(state) for state in after_start], after_start),
+            frames=torch.zeros(rows, frames, outputs.size(-1), dtype=outputs.dtype, device=self.device),
+            walks=[WalkState() for _ in range(rows)],
         )
 
     def _check_memory(self, model: Any, rows: int, dtype: torch.dtype) -> None:

@@ -49,9 +49,14 @@ class AudioBuffer:
         """No audio follows: the remaining chunks may be cut short."""
         self.ended = True
 
-    def next_chunk(self) -> Chunk | None:
-        """The next chunk if it can run now, else None."""
-        index = self._next_chunk
+    @property
+    def waiting_samples(self) -> int:
+        """Samples kept for chunks to come, the history that they need included."""
+        return int(self._kept.size)
+
+    def next_chunk(self, ahead: int = 0) -> Chunk | None:
+        """The next chunk, or the one `ahead` places behind it, if its audio is there, else None."""
+        index = self._next_chunk + ahead
         if self.received_samples >= self.geometry.chunk_ready_samples(index):
             return self.geometry.chunk(index)
         total = self.geometry.mel_frames(self.received_samples)

@@ -7,6 +7,7 @@ Also `nemo_stream_labels`: NeMo's own `conformer_stream_step` in a plain loop, t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,23 +15,37 @@ import torch
 from workbench.geometry import StreamGeometry
 from workbench.model.load import LoadedModel
 from workbench.model.speech import Samples
+from workbench.runtime.encoding import apply_prompts, prompt_index
 from workbench.runtime.frontend import AudioBuffer, MelFrontend
 
 
-@torch.inference_mode()
-def offline_labels(loaded: LoadedModel, samples: Samples) -> tuple[int, ...]:
+def offline_labels(loaded: LoadedModel, samples: Samples, prompt: int | None = None) -> tuple[int, ...]:
     """Label ids of a recording [S] recognised in one piece at the model's current context."""
+    return offline_batch(loaded, torch.from_numpy(samples).unsqueeze(0), [samples.size], prompt)[0][0]
+
+
+@torch.inference_mode()
+def offline_batch(
+    loaded: LoadedModel, signal_BS: torch.Tensor, samples: Sequence[int], prompt: int | None = None
+) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Label ids, and the encoder frame of each, of recordings [B, S] whose true lengths are `samples`; what lies behind is masked."""
     model = loaded.model
-    if loaded.geometry.mel_frames(samples.size) == 0:
-        return ()
-    signal = torch.from_numpy(samples).unsqueeze(0).to(loaded.device)
-    length = torch.tensor([samples.size], device=loaded.device)
-    mel, mel_length = model.preprocessor(input_signal=signal, length=length)
+    if min(map(loaded.geometry.mel_frames, samples)) == 0:
+        # NeMo cannot take an empty recording; the others of such a batch run without it.
+        heard = [row for row, length in enumerate(samples) if loaded.geometry.mel_frames(length) > 0]
+        found = iter(offline_batch(loaded, signal_BS[heard], [samples[row] for row in heard], prompt) if heard else [])
+        return [next(found) if row in heard else ((), ()) for row in range(len(samples))]
+    length = torch.tensor(list(samples), device=loaded.device)
+    mel, mel_length = model.preprocessor(input_signal=signal_BS.to(loaded.device), length=length)
     encoded, encoded_length = model.encoder(audio_signal=mel.to(getattr(torch, loaded.dtype)), length=mel_length)
-    if hasattr(model, "_apply_prompt_to_encoded"):
-        encoded = model._apply_prompt_to_encoded(encoded)
+    index = prompt_index(model, None) if prompt is None else prompt
+    encoded = apply_prompts(model, encoded, [index] * len(samples))
     best = model.decoding.rnnt_decoder_predictions_tensor(encoded, encoded_length, return_hypotheses=True)
-    return tuple(int(label) for label in best[0].y_sequence)
+    return [(_integers(hypothesis.y_sequence), _integers(hypothesis.timestamp)) for hypothesis in best]
+
+
+def _integers(values: Any) -> tuple[int, ...]:
+    return tuple(int(value) for value in values)
 
 
 @torch.inference_mode()

@@ -11,9 +11,19 @@ final once that word has begun. That keeps the cost of a step independent of the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 _FREEZE_AFTER = 48
+
+
+@dataclass(frozen=True)
+class Word:
+    """One word and the span, in seconds, of the encoder frames that emitted it."""
+
+    text: str
+    start_s: float
+    end_s: float
 
 
 class Detokenizer:
@@ -32,6 +42,22 @@ class Detokenizer:
         if self._tokenizer is not None:
             return str(self._tokenizer.ids_to_text(list(labels))).strip()
         return "".join(self._vocabulary[label] for label in labels).strip()
+
+    def words(
+        self, labels: Sequence[int], frames: Sequence[int], frame_s: float, duration_s: float
+    ) -> tuple[Word, ...]:
+        """Words with their times, cut at `duration_s`: frame k covers [k, k + 1) * `frame_s`."""
+        starts = [i for i, label in enumerate(labels) if i == 0 or self._starts[label]]
+        spans = zip(starts, [*starts[1:], len(labels)], strict=True)
+        words = [
+            Word(
+                self.text(labels[i:j]),
+                min(frames[i] * frame_s, duration_s),
+                min((frames[j - 1] + 1) * frame_s, duration_s),
+            )
+            for i, j in spans
+        ]
+        return tuple(word for word in words if word.text)
 
     def starts_word(self, label: int) -> bool:
         """Whether the label begins a word."""

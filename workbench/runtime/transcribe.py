@@ -21,11 +21,13 @@ from workbench.errors import AudioError, QueueFull
 from workbench.model.speech import AudioItem, Samples, read_audio
 from workbench.results import Record
 from workbench.runtime.recognizer import Recognizer, Stream
+from workbench.runtime.text import Word
 
 
 @dataclass(frozen=True)
 class Transcript:
-    """One recording's result: text, or the error that kept it from being read. `differs_offline` only if compared."""
+    """One recording's result: text, or the error that kept it from being read. `differs_offline` only if compared; `words` with times
+    only from offline recognition."""
 
     path: str
     duration_s: float
@@ -33,6 +35,7 @@ class Transcript:
     reference: str | None
     error: str | None = None
     differs_offline: bool | None = None
+    words: tuple[Word, ...] = ()
 
 
 def transcribe(
@@ -127,7 +130,7 @@ def transcript_record(
         kind="transcripts",
         config=to_dict(config),
         numbers=numbers,
-        rows=[dataclasses.asdict(row) for row in rows],
+        rows=[{name: value for name, value in dataclasses.asdict(row).items() if name != "words"} for row in rows],
         counters={"skipped": skipped},
         notes=list(notes),
     )

@@ -1,104 +1,177 @@
-"""The thread around a `MicroBatcher`: waits for releases, runs batches, wakes the callers.
+"""The threads around the pure schedulers: a bounded number of execution slots run whatever the lanes release and wake the callers.
 
-    worker = BatchWorker(MicroBatcher.from_config(config), run=stage.run, name="step")
-    future = worker.submit(item, key)
-    future.result(timeout=30)
-    worker.close()
+    lane = Lane("step", batcher, run=run_batch, settle=settle_batch)
+    workers = Workers([lane], slots=3)
+    with workers.changed:
+        batcher.submit(task, key, workers.now())
+        workers.poke()
+    workers.close()
 
-Rules live in the pure batcher; here are only a lock, a condition and a clock. A batch counts as finished in the batcher before its callers
-are woken, so that whatever a caller submits next can join the next batch. A failing or short result reaches every member of that batch
-and nobody else, and the worker goes on.
+Rules live in the pure machines; here are only one lock, the threads and the clock. A lane is one machine with the function that executes its
+batches; lanes stand in the order in which work passes through them. A batch counts as finished in its machine before anybody is woken. What
+a finished batch moves on to the next lane is moved under the same lock, so no work is ever between two lanes. Streams that go on at
+once with their next chunk are woken before the lane takes its next batch, so that they can join it; all others while it already runs.
+A failing or short batch reaches exactly its members. A thread that nothing wakes looks again after half a second.
 """
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable, Hashable, Sequence
-from concurrent.futures import Future
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-from workbench.batching.microbatcher import Batch, MicroBatcher
+from workbench.batching.microbatcher import Batch
 from workbench.clock import MonotonicClock
 
-T = TypeVar("T")
-
-# Bound of one idle wait: a lost wake-up would cost this and not a hang.
+# Tasks in execution at once: one on the device while others are packed before it or woken after it.
+EXECUTION_SLOTS = 3
 _IDLE_WAIT_S = 0.5
+_NOW = -math.inf
+
+Wake = Callable[[], None]
 
 
-class BatchWorker(Generic[T]):
-    """One thread that executes the batches of one batcher."""
+class Machine(Protocol):
+    """What a lane needs of a pure scheduler."""
 
-    def __init__(
-        self, batcher: MicroBatcher[tuple[T, Future[Any]]], run: Callable[[Sequence[T]], Sequence[Any]], name: str
-    ) -> None:
-        self.batcher, self._run, self._clock = batcher, run, MonotonicClock()
-        self._changed = threading.Condition()
-        self._closed = False
-        self._thread = threading.Thread(target=self._loop, name=f"workbench-{name}", daemon=True)
-        self._thread.start()
+    @property
+    def open(self) -> int:
+        """Work that was accepted and has not left the machine."""
+        ...
 
-    def submit(self, item: T, key: Hashable, cohort: int = 0) -> Future[Any]:
-        """Queue one item; the future gets its result. Raises QueueFull or StreamClosed at once."""
-        future: Future[Any] = Future()
-        with self._changed:
-            ticket = self.batcher.submit((item, future), key, self._clock.now(), cohort)
-            self._changed.notify()
-        future.workbench_ticket = ticket  # type: ignore[attr-defined]
-        return future
+    def next_batch(self, now: float) -> Batch[Any] | None: ...
 
-    def cancel(self, future: Future[Any]) -> bool:
-        """Withdraw a queued item; True if it had not left the queue. Its future is cancelled."""
-        with self._changed:
-            withdrawn = self.batcher.cancel(future.workbench_ticket)  # type: ignore[attr-defined]
-        if withdrawn:
-            future.cancel()
-        return withdrawn
+    def next_deadline(self) -> float | None: ...
+
+    def finish(self, batch: Batch[Any], now: float) -> None: ...
+
+    def close(self, now: float) -> None: ...
+
+
+@dataclass
+class Lane:
+    """One machine and what to do with its batches.
+
+    run: executes a batch outside the lock, one outcome per item; settle: called under the lock with the outcomes or the error, returns the
+    wake-ups of streams that go on at once and of all others; limit: batches in execution at once.
+    """
+
+    name: str
+    machine: Machine
+    run: Callable[[Batch[Any]], Sequence[Any]]
+    settle: Callable[[Batch[Any], Sequence[Any] | BaseException, float], tuple[list[Wake], list[Wake]]]
+    limit: int = 1
+    executing: int = 0
+    closed: bool = False
+
+
+class Workers:
+    """`slots` threads over lanes in the order of the work's path."""
+
+    def __init__(self, lanes: Sequence[Lane], slots: int = EXECUTION_SLOTS) -> None:
+        self.lanes = list(lanes)
+        self.changed = threading.Condition()
+        self._clock = MonotonicClock()
+        self._closing = False
+        self._looks_again_at = _NOW
+        self._threads = [
+            threading.Thread(target=self._loop, name=f"workbench-slot-{slot}", daemon=True) for slot in range(slots)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def now(self) -> float:
+        """Time of the clock that the machines run on, in seconds."""
+        return self._clock.now()
+
+    def poke(self) -> None:
+        """After a submit, under the lock: wake a thread if something may leave earlier than any of them would look."""
+        deadline = self._deadline()
+        if (deadline is not None and deadline < self._looks_again_at) or self._looks_again_at == _NOW:
+            self.changed.notify()
 
     def close(self, timeout_s: float = 30.0) -> None:
-        """Reject new work, run what is queued at once, and wait for the thread. Safe to call twice."""
-        with self._changed:
-            if not self._closed:
-                self._closed = True
-                self.batcher.close(self._clock.now())
-            self._changed.notify()
-        if threading.current_thread() is not self._thread:
-            self._thread.join(timeout_s)
+        """Refuse new work, run what was accepted at once, and wait for the threads. Safe to call twice and from a slot."""
+        with self.changed:
+            self._closing = True
+            self.changed.notify_all()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(timeout_s)
 
     @property
     def alive(self) -> bool:
-        """Whether the thread runs."""
-        return self._thread.is_alive()
+        """Whether any thread runs."""
+        return any(thread.is_alive() for thread in self._threads)
 
     def _loop(self) -> None:
-        while (batch := self._next()) is not None:
-            self._execute(batch)
+        while (taken := self._next()) is not None:
+            self._execute(*taken)
 
-    def _next(self) -> Batch[tuple[T, Future[Any]]] | None:
-        with self._changed:
+    def _next(self) -> tuple[Lane, Batch[Any]] | None:
+        with self.changed:
             while True:
                 now = self._clock.now()
-                batch = self.batcher.next_batch(now)
-                if batch is not None:
-                    return batch
-                if self._closed and self.batcher.queued == 0:
+                if self._closing and self._close_in_order(now):
+                    self.changed.notify_all()
                     return None
-                deadline = self.batcher.next_deadline()
-                self._changed.wait(_IDLE_WAIT_S if deadline is None else min(max(deadline - now, 0.0), _IDLE_WAIT_S))
+                taken = self._take(now)
+                if taken is not None:
+                    # Nobody is known to look at the right time any more; whoever wakes next sees to it.
+                    self._looks_again_at = _NOW
+                    self.changed.notify()
+                    return taken
+                deadline = self._deadline()
+                wait_s = _IDLE_WAIT_S if deadline is None else min(max(deadline - now, 0.0), _IDLE_WAIT_S)
+                self._looks_again_at = now + wait_s
+                self.changed.wait(wait_s)
 
-    def _execute(self, batch: Batch[tuple[T, Future[Any]]]) -> None:
-        error: BaseException | None = None
-        results: Sequence[Any] = ()
+    def _take(self, now: float) -> tuple[Lane, Batch[Any]] | None:
+        """The next batch; lanes nearest to the end come first, so that begun work completes before more is begun."""
+        for lane in reversed(self.lanes):
+            if lane.executing < lane.limit:
+                batch = lane.machine.next_batch(now)
+                if batch is not None:
+                    lane.executing += 1
+                    return lane, batch
+        return None
+
+    def _deadline(self) -> float | None:
+        times = [lane.machine.next_deadline() for lane in self.lanes if lane.executing < lane.limit]
+        return min((time for time in times if time is not None), default=None)
+
+    def _close_in_order(self, now: float) -> bool:
+        """Close each machine once nothing can come into it any more; True when all work is done."""
+        for lane in self.lanes:
+            if not lane.closed:
+                lane.closed = True
+                lane.machine.close(now)
+            if lane.machine.open or lane.executing:
+                return False
+        return True
+
+    def _execute(self, lane: Lane, batch: Batch[Any]) -> None:
+        outcomes: Sequence[Any] | BaseException
         try:
-            results = self._run([item for item, _ in batch.items])
-            if len(results) != len(batch.items):
-                error = RuntimeError(f"a batch of {len(batch.items)} items gave {len(results)} results")
-        except BaseException as caught:  # every member must learn of it, whatever it was; nothing is swallowed
-            error = caught
-        with self._changed:
-            self.batcher.finish(batch, self._clock.now())
-        for position, (_, future) in enumerate(batch.items):
-            if error is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(results[position])
+            outcomes = lane.run(batch)
+            if len(outcomes) != len(batch.items):
+                outcomes = RuntimeError(f"a batch of {len(batch.items)} items gave {len(outcomes)} results")
+        except BaseException as error:  # every member must learn of it, whatever it was; nothing is swallowed
+            outcomes = error
+        with self.changed:
+            now = self._clock.now()
+            lane.machine.finish(batch, now)
+            first, rest = lane.settle(batch, outcomes, now)
+            if not first:
+                lane.executing -= 1
+            self.changed.notify()
+        if first:
+            for wake in first:
+                wake()
+            with self.changed:
+                lane.executing -= 1
+                self.changed.notify()
+        for wake in rest:
+            wake()
