@@ -59,6 +59,7 @@ def test_interrupted_then_resumed_then_complete(tmp_path, monkeypatch, capsys):
         assert (out / name).stat().st_size > 100 and str(out / name) in said.out
     assert load_config(out / "best.yaml").asr.batching.enabled
     assert Record.load(out / "paced_best.json").kind == "paced"
+    assert len(list((out / "live").glob("*.json"))) == 4
     page = (out / "report.html").read_text()
     assert "untrained weights" in page and "<svg" not in page.split("<body")[0]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -109,6 +110,9 @@ def transcribe(
     device: Device = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Streams open at once; more than 1 turns batching on.")] = 1,
     wer: Annotated[bool, typer.Option("--wer", help="Word error rate against the manifest's texts.")] = False,
+    cuda_graphs: Annotated[
+        bool, typer.Option("--cuda-graphs", help="Replay steady encoder steps as CUDA graphs.")
+    ] = False,
     compare_vs_offline: Annotated[
         bool, typer.Option("--compare-vs-offline", help="Count streams whose text differs offline.")
     ] = False,
@@ -125,24 +129,27 @@ def transcribe(
     from workbench.runtime.transcribe import transcript_record
 
     chosen = _configured(config, overrides, model, context, device)
+    if cuda_graphs:
+        chosen = replace(chosen, **{"asr.cuda_graphs": True})
     if concurrency > 1:
         slots = max(chosen.asr.batching.state_arena_slots, concurrency)
         chosen = replace(chosen, **{"asr.batching.enabled": True, "asr.batching.state_arena_slots": slots})
-    found = find_audio(audio)
-    rows = []
+    found, rows, notes, graphs, start_s = find_audio(audio), [], (), {}, time.perf_counter()
     if found.items:
         with Recognizer.open(chosen) as recognizer:
             _say(recognizer.loaded.notes)
+            start_s = time.perf_counter()
             for row in _bar(
                 run(recognizer, found.items, concurrency, compare_vs_offline), "transcribe", len(found.items)
             ):
                 rows.append(row)
                 if not as_json and row.error is None:
                     print(f"{row.path}\t{row.text}", flush=True)
-            notes = recognizer.loaded.notes
-    else:
-        notes = ()
+            notes, graphs = recognizer.loaded.notes, recognizer.graph_counters()
+    took_s = time.perf_counter() - start_s
     record = transcript_record(chosen, rows, [str(error) for error in found.errors], notes)
+    record.numbers.update(took_s=round(took_s, 3), rtfx=round(record.numbers["audio_s"] / took_s, 3))
+    record.counters["graphs"] = graphs
     skipped = record.counters["skipped"]
     for reason in skipped:
         print(f"skipped: {reason}", file=sys.stderr)
@@ -210,20 +217,27 @@ def bench_asr(
     model: Model = None,
     context: Context = None,
     device: Device = None,
+    compare_batching: Annotated[
+        bool, typer.Option("--compare-batching", help="Also the gain of batching at the highest level (speedup).")
+    ] = False,
+    compare_nemo: Annotated[
+        bool, typer.Option("--compare-nemo", help="Also a lone unbatched stream against NeMo's bare loop.")
+    ] = False,
     as_json: AsJson = False,
     output: Save = None,
 ) -> None:
     """Throughput at several numbers of concurrent callers on one recogniser, with transcript mismatches.
 
-    Example: `workbench bench asr clips/ --mode stream --concurrency 1,8,16 --json`
+    Examples: `workbench bench asr clips/ --mode stream --concurrency 1,8,16 --json`, `... --concurrency 16 --compare-batching`
     """
     from workbench.measure.bench import bench_asr as run
+    from workbench.measure.compare import Compare
 
-    record = run(
-        _configured(config, overrides, model, context, device), audio, mode, _integers(concurrency, "--concurrency")
-    )
+    chosen = _configured(config, overrides, model, context, device)
+    compare = Compare(batching=compare_batching, nemo=compare_nemo)
+    record = run(chosen, audio, mode, _integers(concurrency, "--concurrency"), compare)
     _say([*record.notes, *(f"skipped: {reason}" for reason in record.counters["skipped"])])
-    _give(record, as_json, output, lambda: _table(record))
+    _give(record, as_json, output, lambda: (_table(record), _numbers(record)))
     if record.counters["skipped"]:
         raise typer.Exit(PARTIAL)
 

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from workbench.config import Config
 from workbench.geometry import StreamGeometry
-from workbench.measure.loadgen import build_schedule
-from workbench.measure.twin import CostTable, simulate
+from workbench.measure.twin import CostTable, twin_runner
 from workbench.results import Record
 from workbench.tuning.result import StudyResult
 from workbench.tuning.spec import load_study
@@ -42,25 +40,14 @@ def run_study(
         costs_configured(spec.configure(base), BATCHES).save(path)
     costs = Record.load(path)
     table = CostTable.from_record(costs)
-    evaluate = twin_evaluator(table, geometry_of(costs), shipped_lengths())
+    evaluate = twin_runner(table, geometry_of(costs), shipped_lengths())
     return tune(base, spec, evaluate, folder=folder, measured_with=table.digest(), progress=sys.stderr.isatty())
 
 
 def simulate_configured(config: Config, costs_path: Path) -> Record:
     """One simulated run of `config.load` with the costs of a record."""
     costs = Record.load(costs_path)
-    return twin_evaluator(CostTable.from_record(costs), geometry_of(costs), shipped_lengths())(config)
-
-
-def twin_evaluator(
-    table: CostTable, geometry: StreamGeometry, clip_samples: Sequence[int]
-) -> Callable[[Config], Record]:
-    """`evaluate(config)` on the twin."""
-
-    def evaluate(config: Config) -> Record:
-        return simulate(config, table, build_schedule(config.load, geometry, clip_samples))
-
-    return evaluate
+    return twin_runner(CostTable.from_record(costs), geometry_of(costs), shipped_lengths())(config)
 
 
 def geometry_of(costs: Record) -> StreamGeometry:

@@ -50,7 +50,7 @@ def storage_url(spec: StudySpec, folder: str | Path) -> str:
 
 def open_study(spec: StudySpec, folder: str | Path, sampler: optuna.samplers.BaseSampler) -> tuple[optuna.Study, bool]:
     """The study and whether this call created it. Raises StudyError if the database cannot be used."""
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # failed trials are told by the study itself, without tracebacks
     url = storage_url(spec, folder)
     if spec.storage is None:
         Path(folder).mkdir(parents=True, exist_ok=True)
