@@ -1,8 +1,7 @@
 """The demo model's training recipe at toy size on the CPU: batches, both losses, checkpoint, export and restore.
 
-The model is two layers of width 32 and the audio is a sine per word, so the whole recipe takes seconds; what it proves is
-that every part runs and fits the next, not that the model learns to hear.
-"""
+The model is two layers of width 32 and the audio is a sine per word, so the whole recipe takes seconds; what it
+proves is that every part runs and fits the next, not that the model learns to hear."""
 
 from __future__ import annotations
 
@@ -47,9 +46,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def config():  # noqa: ANN201 - omegaconf's own type
+def config():
     import build
-
     from omegaconf import OmegaConf
 
     widths = {"joint_hidden": 16, "pred_hidden": 16}
@@ -134,8 +132,8 @@ def test_near_duplicates_of_held_out_sentences_are_recognised() -> None:
     assert collides("thank you your message has been saved goodbye", held_out)
     assert collides("your message has been deleted", held_out)
     assert not collides("the train leaves at noon", held_out)
-    assert alike("press one to mute yourself".split(), "please press one to mute yourself".split())
-    assert not alike("press one to mute yourself".split(), "the conference is full".split())
+    assert alike(["press", "one", "to", "mute", "yourself"], ["please", "press", "one", "to", "mute", "yourself"])
+    assert not alike(["press", "one", "to", "mute", "yourself"], ["the", "conference", "is", "full"])
 
 
 def test_pauses_guide_the_cutting_of_long_prompts() -> None:
@@ -155,3 +153,25 @@ def test_grammar_sentences_are_plain_words() -> None:
     for _ in range(500):
         text = texts.domain_sentence(rng)
         assert text and all(character.isalpha() or character in " '" for character in text), text
+
+
+def test_the_plain_transducer_loss_equals_the_sum_over_all_alignments() -> None:
+    import torch
+    from transducer import transducer_loss
+
+    torch.manual_seed(0)
+    frames, tokens, blank = torch.tensor([4, 3]), torch.tensor([2, 1]), 3
+    logits, targets = torch.randn(2, 4, 3, 4), torch.tensor([[0, 2], [1, 0]])
+
+    def likelihood(row: int, frame: int, token: int) -> float:
+        """Probability of all ways from a lattice point to the end."""
+        if frame == frames[row]:
+            return float(token == tokens[row])
+        chance = logits[row, frame, token].softmax(-1)
+        ways = float(chance[blank]) * likelihood(row, frame + 1, token)
+        if token < tokens[row]:
+            ways += float(chance[targets[row, token]]) * likelihood(row, frame, token + 1)
+        return ways
+
+    expected = -sum(np.log(likelihood(row, 0, 0)) for row in range(2)) / 3
+    assert float(transducer_loss(logits, targets, frames, tokens, blank)) == pytest.approx(expected, rel=1e-5)

@@ -1,8 +1,7 @@
 """Augmentation on the device: gain, equalisation, telephone band, reverberation, noise, and masks on the mel features.
 
-Everything acts on a whole batch at once. `strength` (0…1) scales how often and how much, so that training starts on clean
-speech. Reverberation is a decaying noise tail; filters and tails are applied in one Fourier transform.
-"""
+Everything acts on a whole batch at once. `strength` (0…1) scales how often and how much, so that training starts on
+clean speech. Reverberation is a decaying noise tail; filters and tails are applied in one Fourier transform."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ def chance(count: int, probability: float, device: torch.device) -> torch.Tensor
 
 
 def random_filters(count: int, bins: int, strength: float, device: torch.device) -> torch.Tensor:
-    """Magnitude responses [B, bins]: a smooth ±8 dB curve, and a low pass near 3.4–4 kHz for a part of the batch."""
+    """Magnitude responses [B, bins]: a smooth ±8 dB curve, and a low pass near 3.4 to 4 kHz for a part of the batch."""
     decibel = torch.randn(count, 1, 10, device=device) * 4.0 * strength
     curve = torch.nn.functional.interpolate(decibel, size=bins, mode="linear", align_corners=True)[:, 0]
     curve = curve * chance(count, 0.6, device)

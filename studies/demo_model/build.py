@@ -1,9 +1,9 @@
 """Builds the demo model from `config.yaml`, gives it starting values that train, and exports it in half precision.
 
-The starting values matter at this size: log-mel features (mean -6, deviation 4) are normalised by the first convolution;
-the output layers start at the unigram distribution of the texts; each residual branch starts small. Without them the
-encoder collapses to a constant and the predictor becomes a language model, at a loss that looks healthy.
-"""
+The starting values matter at this size: log-mel features (mean -6, deviation 4) are normalised by the first
+convolution; the output layers start at the unigram distribution of the texts; each residual branch starts small.
+Without them the encoder collapses to a constant and the predictor becomes a language model, at a loss that looks
+healthy."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import torch
 if not hasattr(np, "row_stack"):
     np.row_stack = np.vstack  # numpy 2.5 dropped the name that numba's CUDA code in the transducer loss still uses
 
-import sentencepiece  # noqa: E402
-from nemo.collections.asr.models import EncDecRNNTBPEModel  # noqa: E402
-from omegaconf import DictConfig, OmegaConf, open_dict  # noqa: E402
+import sentencepiece
+from nemo.collections.asr.models import EncDecRNNTBPEModel
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 MEL_MEAN, MEL_DEVIATION = -6.0, 4.0
 BLANK_PRIOR = 0.6
@@ -48,7 +48,9 @@ def build(config: DictConfig, tokenizer: Path) -> EncDecRNNTBPEModel:
 def prepare(model: EncDecRNNTBPEModel, ctc: torch.nn.Linear, unigram: np.ndarray) -> None:
     """Sets the starting values described above. unigram: relative frequency of each word piece [V]."""
     with torch.no_grad():
-        first = next(module for module in model.encoder.pre_encode.conv.modules() if isinstance(module, torch.nn.Conv2d))
+        first = next(
+            module for module in model.encoder.pre_encode.conv.modules() if isinstance(module, torch.nn.Conv2d)
+        )
         first.weight /= MEL_DEVIATION
         first.bias -= first.weight.sum(dim=(1, 2, 3)) * MEL_MEAN
         for name, module in model.encoder.layers.named_modules():

@@ -1,9 +1,8 @@
 """Training audio as one block of device memory, and batches drawn from it.
 
 All clips lie one after another in an int16 tensor on the GPU; a batch is a list of `Piece`s (which clip, where in the
-utterance, at what speed), drawn by a background thread and rendered on the device in one gather. Utterances are one to
-six clips of one voice group, joined with short silences up to the batch's target length.
-"""
+utterance, at what speed), drawn by a background thread and rendered on the device in one gather. Utterances are one
+to six clips of one voice group, joined with short silences up to the batch's target length."""
 
 from __future__ import annotations
 
@@ -35,7 +34,9 @@ class Clips:
 
     def extend(self, rows: list[tuple[str, list[int], int, int]]) -> None:
         """Adds (text, tokens, offset, samples) rows and keeps the order by length."""
-        merged = sorted([*zip(self.texts, self.tokens, self.offsets, self.samples, strict=True), *rows], key=lambda r: r[3])
+        merged = sorted(
+            [*zip(self.texts, self.tokens, self.offsets, self.samples, strict=True), *rows], key=lambda r: r[3]
+        )
         self.texts, self.tokens = [row[0] for row in merged], [row[1] for row in merged]
         self.offsets = np.array([row[2] for row in merged], np.int64)
         self.samples = np.array([row[3] for row in merged], np.int64)
@@ -44,7 +45,7 @@ class Clips:
 class Pool:
     """The audio block and its voice groups; grows while synthesis goes on."""
 
-    def __init__(self, tokenize, device: torch.device, capacity_s: float) -> None:  # noqa: ANN001
+    def __init__(self, tokenize, device: torch.device, capacity_s: float) -> None:
         self.tokenize, self.used = tokenize, 0
         self.audio = torch.zeros(int(capacity_s * RATE_HZ), dtype=torch.int16, device=device)
         self.groups: dict[str, Clips] = {}
@@ -82,7 +83,10 @@ class Pool:
             rows = json.loads(path.read_text())
             # Variants of one engine share a group: espeak-en-us+f3 → espeak.
             gathered.append(np.load(path.with_suffix(".npy")))
-            listed += [row | {"voice": row["voice"].split("-")[0] if "espeak" in row["voice"] else row["voice"]} for row in rows]
+            listed += [
+                row | {"voice": row["voice"].split("-")[0] if "espeak" in row["voice"] else row["voice"]}
+                for row in rows
+            ]
         if fresh:
             self.add(np.concatenate(gathered), listed)
         return len(fresh)

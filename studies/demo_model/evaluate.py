@@ -2,9 +2,8 @@
 
     python studies/demo_model/evaluate.py demo.nemo --manifest workbench/data/speech/manifest.jsonl --record wer.json
 
-A set of clips is named by the manifest's `source`, so human prompts, other speakers and synthetic voices are told apart.
-Errors are substitutions + insertions + deletions over all words of a set (the usual micro average).
-"""
+A set of clips is named by the manifest's `source`, so human prompts, other speakers and synthetic voices are told
+apart. Errors are substitutions + insertions + deletions over all words of a set (the usual micro average)."""
 
 from __future__ import annotations
 
@@ -55,7 +54,7 @@ def read_shards(folder: Path) -> list[dict]:
 
 
 @torch.no_grad()
-def transcribe(model, clips: list[dict], context: list[int], batch: int = 128) -> list[str]:  # noqa: ANN001
+def transcribe(model, clips: list[dict], context: list[int], batch: int = 128) -> list[str]:
     """Greedy transcripts of the clips at one attention context."""
     device = next(model.parameters()).device
     model.eval()
@@ -85,7 +84,7 @@ def wer_by_set(clips: list[dict], texts: list[str]) -> dict[str, dict[str, float
     return result
 
 
-def evaluate(model, clips: list[dict]) -> dict:  # noqa: ANN001
+def evaluate(model, clips: list[dict]) -> dict:
     """A record: the word error rates of every context of the model, and the transcripts at the first."""
     device = next(model.parameters()).device
     record: dict = {

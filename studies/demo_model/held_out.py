@@ -1,6 +1,6 @@
 """Copies the held-out clips that the package does not ship, so that a training run can report on the whole held-out set.
 
-    python studies/demo_model/held_out.py human/speech out_folder
+python studies/demo_model/held_out.py human/speech out_folder
 """
 
 from __future__ import annotations

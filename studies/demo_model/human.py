@@ -1,8 +1,8 @@
 """Packs the human training prompts into one Opus file and a list, long prompts cut at pauses.
 
-Training uses clips of up to 12 s, but a fifth of the recorded time is in long menus. `cut` matches the punctuation of the
-transcript with the pauses of the recording: over all monotone assignments it minimises how far each part's speaking time
-is from its share of letters (dynamic programming), and prefers long pauses.
+Training uses clips of up to 12 s, but a fifth of the recorded time is in long menus. `cut` matches the punctuation of
+the transcript with the pauses of the recording: over all monotone assignments it minimises how far each part's
+speaking time is from its share of letters (dynamic programming), and prefers long pauses.
 
     python studies/demo_model/human.py human/speech human/root out_folder
 """
@@ -42,7 +42,7 @@ def cut(samples: np.ndarray, raw_text: str) -> list[tuple[int, int, str]]:
     """Parts (first sample, end, text) of a long prompt; every cut is in the middle of a pause after punctuation."""
     phrases = [text for part in re.split(r"(?<=[.,;!?:])\s+", raw_text) if (text := normalise_text(part))]
     spoken, silent = pauses(samples)
-    inner = [pause for pause in silent if 0 < pause[0] and pause[0] + pause[1] < len(spoken) - 1]
+    inner = [pause for pause in silent if pause[0] > 0 and pause[0] + pause[1] < len(spoken) - 1]
     points = [0, *(start + length // 2 for start, length in inner), len(spoken) - 1]
     bonus = [0.0, *(min(length, 30) * 1.0 for _, length in inner), 0.0]
     letters = np.concatenate([[0], np.cumsum([len(text) for text in phrases])])
@@ -94,7 +94,9 @@ def main() -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     audio = np.concatenate(pieces)
     # libsndfile's Opus encoder crashes on one very long write; a file handle takes it in blocks.
-    with sf.SoundFile(arguments.out / "human.opus", "w", SAMPLE_RATE_HZ, 1, format="OGG", subtype="OPUS", **QUALITY) as file:
+    with sf.SoundFile(
+        arguments.out / "human.opus", "w", SAMPLE_RATE_HZ, 1, format="OGG", subtype="OPUS", **QUALITY
+    ) as file:
         for block in range(0, len(audio), SAMPLE_RATE_HZ):
             file.write(audio[block : block + SAMPLE_RATE_HZ])
     (arguments.out / "human.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

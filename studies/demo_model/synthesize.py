@@ -1,9 +1,9 @@
 """Speaks the texts with many synthetic voices on all cores, into shards that training picks up while they appear.
 
-Three engines: hibari-tts (neural, one voice) whose predicted pitch and spectra are warped into many speakers, flite (five
-recorded voices), and espeak-ng (formant synthesis, many variants). A shard is `NAME.npy` (int16 samples at 16 kHz, one
-clip after another) and `NAME.json` (a list of text, voice and sample count); the .json is written last, so that its
-presence means the shard is whole. The held-out domain sentences come first, as shards `test_*`.
+Three engines: hibari-tts (neural, one voice) whose predicted pitch and spectra are warped into many speakers, flite
+(five recorded voices), and espeak-ng (formant synthesis, many variants). A shard is `NAME.npy` (int16 samples at 16
+kHz, one clip after another) and `NAME.json` (a list of text, voice and sample count); the .json is written last, so
+that its presence means the shard is whole. The held-out domain sentences come first, as shards `test_*`.
 
     python studies/demo_model/synthesize.py texts.tsv tts_folder out_folder --hours 30 --processes 14
 """
@@ -38,7 +38,7 @@ SPEAKERS = ((0.65, (0.85, 1.2), (0.94, 1.08)), (0.25, (0.5, 0.75), (0.82, 0.93))
 
 
 @cache
-def hibari(folder: Path):  # noqa: ANN201 - the synthesiser's own type, known only where it is installed
+def hibari(folder: Path):
     """The neural synthesiser, loaded once per process."""
     sys.path.append(str(folder / "python"))
     from hibari import Hibari
@@ -47,7 +47,7 @@ def hibari(folder: Path):  # noqa: ANN201 - the synthesiser's own type, known on
 
 
 def speak_hibari(text: str, folder: Path, rng: random.Random) -> tuple[np.ndarray, str]:
-    """Speaks as a speaker that does not exist: pitch scaled and flattened or widened, spectrum stretched over frequency."""
+    """Speaks as a speaker that does not exist: pitch scaled, flattened or widened; spectrum stretched over frequency."""
     tts = hibari(folder)  # also puts the synthesiser on the module path
     from hibari import dsp
 
@@ -77,7 +77,11 @@ def run_program(command: list[str], folder: Path, text: str) -> np.ndarray:
     if data[40:44] not in (b"", (len(data) - 44).to_bytes(4, "little")):
         data[4:8], data[40:44] = (len(data) - 8).to_bytes(4, "little"), (len(data) - 44).to_bytes(4, "little")
     samples, rate_hz = sf.read(io.BytesIO(bytes(data)), dtype="float32")
-    return resample_poly(samples, 320, 441) if rate_hz == 22050 else resample_poly(samples, RATE_HZ // 1000, rate_hz // 1000)
+    return (
+        resample_poly(samples, 320, 441)
+        if rate_hz == 22050
+        else resample_poly(samples, RATE_HZ // 1000, rate_hz // 1000)
+    )
 
 
 def speak_flite(text: str, folder: Path, rng: random.Random) -> tuple[np.ndarray, str]:
@@ -131,7 +135,9 @@ def tasks(rows: list[tuple[str, str]], seed: int) -> list[tuple[str, list[str], 
     for turn in range(3):
         rng.shuffle(train)
         for i in range(0, len(train), TEXTS_PER_SHARD):
-            listed.append((f"train_{turn}_{i // TEXTS_PER_SHARD:05d}", train[i : i + TEXTS_PER_SHARD], rng.getrandbits(32)))
+            listed.append(
+                (f"train_{turn}_{i // TEXTS_PER_SHARD:05d}", train[i : i + TEXTS_PER_SHARD], rng.getrandbits(32))
+            )
     return listed
 
 

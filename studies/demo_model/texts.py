@@ -1,8 +1,8 @@
 """Texts to be spoken by synthetic voices: a grammar of telephone sentences, word lists at random, and printed English.
 
-The grammar (`grammar.yaml`) gives the domain; random words give every word a chance in every position, so that the model
-cannot lean on sentences alone; short printed sentences (Debian's `fortunes`) give running English. Whatever resembles a
-held-out human sentence (`split.collides`) is dropped here, before it can be spoken.
+The grammar (`grammar.yaml`) gives the domain; random words give every word a chance in every position, so that the
+model cannot lean on sentences alone; short printed sentences (Debian's `fortunes`) give running English. Whatever
+resembles a held-out human sentence (`split.collides`) is dropped here, before it can be spoken.
 
     python studies/demo_model/texts.py fortunes_folder word_list out.tsv --count 60000
 
@@ -25,12 +25,49 @@ from workbench.model.fetch_speech import ONES, normalise_text, number_words
 
 HERE = Path(__file__).parent
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-PHONETIC = (
-    "alpha bravo charlie delta echo foxtrot golf hotel india juliet kilo lima mike november oscar papa quebec romeo "
-    "sierra tango uniform victor whiskey xray yankee zulu"
-).split()
-MONTHS = "january february march april may june july august september october november december".split()
-DAYS = "monday tuesday wednesday thursday friday saturday sunday".split()
+PHONETIC = [
+    "alpha",
+    "bravo",
+    "charlie",
+    "delta",
+    "echo",
+    "foxtrot",
+    "golf",
+    "hotel",
+    "india",
+    "juliet",
+    "kilo",
+    "lima",
+    "mike",
+    "november",
+    "oscar",
+    "papa",
+    "quebec",
+    "romeo",
+    "sierra",
+    "tango",
+    "uniform",
+    "victor",
+    "whiskey",
+    "xray",
+    "yankee",
+    "zulu",
+]
+MONTHS = [
+    "january",
+    "february",
+    "march",
+    "april",
+    "may",
+    "june",
+    "july",
+    "august",
+    "september",
+    "october",
+    "november",
+    "december",
+]
+DAYS = ["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"]
 ORDINALS = {"one": "first", "two": "second", "three": "third", "five": "fifth", "eight": "eighth", "nine": "ninth"}
 ORDINALS |= {"twelve": "twelfth"}
 SHARES = {"domain": 0.5, "words": 0.2, "print": 0.3}
@@ -40,11 +77,8 @@ TEST_SENTENCES = 200
 def ordinal(number: int) -> str:
     """21 → "twenty first", for numbers from 1 to 99."""
     head, _, last = number_words(number).rpartition(" ")
-    if last in ORDINALS:
-        last = ORDINALS[last]
-    else:
-        last = last[:-1] + "ieth" if last.endswith("y") else last + "th"
-    return f"{head} {last}".strip()
+    regular = last[:-1] + "ieth" if last.endswith("y") else last + "th"
+    return f"{head} {ORDINALS.get(last, regular)}".strip()
 
 
 def digits(rng: random.Random, low: int = 2, high: int = 8) -> str:
@@ -119,7 +153,7 @@ def domain_sentence(rng: random.Random) -> str:
 
 
 def printed_sentences(folder: Path) -> list[str]:
-    """Sentences of 3 to 14 plain words from the collections of short texts, without attributions and jokes in symbols."""
+    """Sentences of 3 to 14 plain words from the collections of short texts, without names of authors and symbols."""
     found = set()
     for path in sorted(folder.iterdir()):
         if path.suffix or path.name in ("ascii-art", "translate-me", "art", "zippy", "drugs", "ethnic", "sports"):

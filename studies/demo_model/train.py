@@ -3,10 +3,9 @@
     python studies/demo_model/train.py data_folder --shards shards --out run --seconds 540 [--resume run]
 
 data_folder: human.opus + human.jsonl (human.py), texts.tsv (texts.py), tokenizer/ (made here if it is missing).
-shards: the folder that synthesize.py fills; new shards are picked up while training goes on.
-out: weights.pt, average.pt, adam_m.pt, adam_v.pt (two bytes a number), state.json, and at the end demo.nemo and wer.json.
-What each phase is for is told in README.md; its numbers are in config.yaml.
-"""
+shards: the folder that synthesize.py fills; new shards are picked up while training goes on. out: weights.pt,
+average.pt, adam_m.pt, adam_v.pt (two bytes a number), state.json, and at the end demo.nemo and wer.json. What each
+phase is for is told in README.md; its numbers are in config.yaml."""
 
 from __future__ import annotations
 
@@ -23,12 +22,13 @@ from augment import augment, mask
 from build import build, export, load_config, prepare, train_tokenizer
 from data import Loader, Plan, Planner, Pool, frame_targets, render
 from evaluate import evaluate, read_clips, read_shards, transcribe, wer_by_set
+from transducer import transducer_loss
 
 
 class Trainer:
     """The model, its CTC head, the optimiser and the running average of the weights."""
 
-    def __init__(self, config, data: Path, device: torch.device) -> None:  # noqa: ANN001
+    def __init__(self, config, data: Path, device: torch.device) -> None:
         self.config, self.device = config, device
         self.model = build(config, tokenizer(config, data))
         self.blank = self.model.joint.num_classes_with_blank - 1
@@ -88,13 +88,20 @@ class Trainer:
         for row, tokens in enumerate(plan.tokens):
             padded[row, : len(tokens)] = torch.tensor(tokens)
         padded, count = padded.to(self.device), count.to(self.device)
-        ctc = torch.nn.functional.ctc_loss(
-            log_probs.transpose(0, 1), padded, lengths, count, self.blank, reduction="sum", zero_infinity=True
-        ) / count.sum()
+        ctc = (
+            torch.nn.functional.ctc_loss(
+                log_probs.transpose(0, 1), padded, lengths, count, self.blank, reduction="sum", zero_infinity=True
+            )
+            / count.sum()
+        )
         with self.half_precision():
             predicted, _, _ = self.model.decoder(targets=padded, target_length=count)
             joint = self.model.joint(encoder_outputs=encoded.transpose(1, 2), decoder_outputs=predicted)
-        transducer = self.model.loss(log_probs=joint.float(), targets=padded, input_lengths=lengths, target_lengths=count)
+        if self.device.type == "cpu":
+            transducer = transducer_loss(joint, padded, lengths, count, self.blank)
+        else:
+            lattice = {"input_lengths": lengths, "target_lengths": count}
+            transducer = self.model.loss(log_probs=joint.float(), targets=padded, **lattice)
         settings = self.config.training
         weight = settings.early_ctc_weight if self.step < settings.early_ctc_steps else settings.ctc_weight
         loss = transducer + weight * ctc
@@ -161,7 +168,7 @@ class Trainer:
                 self.average[name].copy_(kept)
 
 
-def tokenizer(config, data: Path) -> Path:  # noqa: ANN001
+def tokenizer(config, data: Path) -> Path:
     """The word pieces' folder; trained on the human and synthetic texts if it is missing."""
     folder = data / "tokenizer"
     return folder if folder.exists() else train_tokenizer(training_texts(data), folder, config.vocabulary)
@@ -174,7 +181,7 @@ def training_texts(data: Path) -> list[str]:
     return [text for kind, text in rows if kind != "test"] + human * 10
 
 
-def unigram(model, data: Path) -> np.ndarray:  # noqa: ANN001
+def unigram(model, data: Path) -> np.ndarray:
     """Relative frequency of the word pieces over the training texts [V]."""
     counts = np.zeros(model.tokenizer.vocab_size)
     for text in training_texts(data)[::5]:
@@ -191,7 +198,9 @@ def longest_s(trainer: Trainer) -> float:
 def train(trainer: Trainer, pool: Pool, shards: Path, out: Path, seconds: float, checks: list[dict]) -> None:
     """Runs for `seconds`, picking up shards, logging and writing checkpoints."""
     settings = trainer.config.training
-    loader = Loader(Planner(pool, settings.human_share, settings.seed_now), settings.audio_per_step_s, longest_s(trainer))
+    loader = Loader(
+        Planner(pool, settings.human_share, settings.seed_now), settings.audio_per_step_s, longest_s(trainer)
+    )
     start, base_s, last_save = time.perf_counter(), trainer.elapsed_s, time.perf_counter()
     window = time.perf_counter()
     while time.perf_counter() - start < seconds:
@@ -255,7 +264,9 @@ def main() -> None:
         random.seed(config.seed + trainer.step)
         torch.manual_seed(config.seed + trainer.step)
     config.training.seed_now = config.seed + trainer.step
-    print(f"{sum(p.numel() for p in trainer.model.parameters()) / 1e6:.2f} M parameters, step {trainer.step}", flush=True)
+    print(
+        f"{sum(p.numel() for p in trainer.model.parameters()) / 1e6:.2f} M parameters, step {trainer.step}", flush=True
+    )
     hours = 60 if device.type == "cuda" else 2
     pool = Pool(trainer.model.tokenizer.text_to_ids, device, hours * 3600.0)
     pool.add_human(arguments.data)
@@ -265,7 +276,11 @@ def main() -> None:
     train(trainer, pool, arguments.shards, arguments.out, arguments.seconds, human)
     trainer.swap_average()
     record = evaluate(trainer.model, human + read_shards(arguments.shards))
-    record["training"] = {"steps": trainer.step, "seconds": round(trainer.elapsed_s, 1), "pool_hours": pool.used / 57.6e6}
+    record["training"] = {
+        "steps": trainer.step,
+        "seconds": round(trainer.elapsed_s, 1),
+        "pool_hours": pool.used / 57.6e6,
+    }
     (arguments.out / "wer.json").write_text(json.dumps(record, indent=1) + "\n")
     for context, sets in record["contexts"].items():
         print(context, {name: numbers["wer_percent"] for name, numbers in sets.items()}, flush=True)
