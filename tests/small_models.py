@@ -2,46 +2,66 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import torch
 from omegaconf import OmegaConf, open_dict
 
 from workbench.config import load_config
 from workbench.model.load import LoadedModel, set_context, set_decoding
-from workbench.model.shapes import SHAPES, _prompted_class, build_model, nemo_config
+from workbench.model.quiet import quiet_nemo
+from workbench.model.shapes import SHAPES, build_model, nemo_config
+from workbench.runtime.encoding import apply_prompts
 from workbench.runtime.recognizer import Recognizer
 
 DURATIONS = [0, 1, 2, 3, 4]
 
 
-def loaded(model, context=(56, 0), max_symbols=3, device="cpu", name="small"):
-    """A LoadedModel around `model`, whose blank wins about half of the frames."""
+def loaded(model, context, blank=-1, device="cpu", name="small", max_symbols=3):
+    """A LoadedModel around `model`, whose blank wins about half of the frames of speech."""
     model.preprocessor.featurizer.pad_to = 0
+    model.preprocessor.featurizer.dither = 0.0
     model = model.to(device).eval()
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     set_decoding(model, max_symbols)
     geometry = set_context(model, context)
     contexts = tuple((int(left), int(right)) for left, right in model.encoder.att_context_size_all)
+    _spread_scores(model, blank, device)
     return LoadedModel(model, name, geometry, contexts, device, "float32", False)
 
 
-def rnnt(layers=1, context=(56, 0), blank_bias=1.3, device="cpu", **changes):
-    model = build_model("tiny", layers=layers, **changes)
-    model.joint.joint_net[-1].bias.data[-1] += blank_bias
-    return loaded(model, context, device=device)
+@torch.inference_mode()
+def _spread_scores(model, blank, device):
+    """Random joints give nearly equal scores: spread them, let the predictor matter, and set the blank between the others."""
+    output = model.joint.joint_net[-1]
+    output.weight.data *= 6
+    model.joint.pred.weight.data *= 3
+    signal = torch.from_numpy(shipped_clips(1)[0]).unsqueeze(0).to(device)
+    mel, length = model.preprocessor(input_signal=signal, length=torch.tensor([signal.size(1)], device=device))
+    encoded, _ = model.encoder(audio_signal=mel, length=length)
+    encoded = apply_prompts(model, encoded, [0])
+    start = model.decoding.decoding.decoding_computer._get_decoding_state_item_after_sos(device=device)
+    scores = model.joint.joint_after_projection(
+        model.joint.project_encoder(encoded.transpose(1, 2)), start.predictor_output.unsqueeze(0)
+    ).flatten(0, 2)
+    labels = scores[:, : output.out_features + blank]
+    gaps = (labels.max(-1).values - scores[:, blank]).sort().values
+    # Half way between two frames: on a frame's own gap the two would tie, and rounding would choose.
+    output.bias.data[blank] += gaps[gaps.numel() // 2 - 1 : gaps.numel() // 2 + 1].mean()
 
 
-def tdt(context=(56, 1), blank_bias=0.8, device="cpu"):
+def rnnt(layers=1, context=(56, 0), device="cpu", **changes):
+    return loaded(build_model("tiny", layers=layers, **changes), context, device=device)
+
+
+def tdt(context=(56, 1), device="cpu"):
     """A TDT transducer of the same size: durations 0 to 4 behind the labels and the blank."""
-    import dataclasses
-
-    from nemo.collections.asr.models import EncDecRNNTModel
-
-    from workbench.model.quiet import quiet_nemo
-
     cfg = OmegaConf.create(nemo_config(dataclasses.replace(SHAPES["tiny"], layers=1)))
     with open_dict(cfg), quiet_nemo():
+        from nemo.collections.asr.models import EncDecRNNTModel
+
         cfg.model_defaults.tdt_durations = DURATIONS
         cfg.joint.num_extra_outputs = len(DURATIONS)
         cfg.decoding.update({"model_type": "tdt", "durations": DURATIONS})
@@ -49,18 +69,15 @@ def tdt(context=(56, 1), blank_bias=0.8, device="cpu"):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             model = EncDecRNNTModel(cfg=cfg).eval()
-    model.joint.joint_net[-1].bias.data[-1 - len(DURATIONS)] += blank_bias
-    return loaded(model, context, device=device, name="small-tdt")
+    return loaded(model, context, blank=-1 - len(DURATIONS), device=device, name="small-tdt")
 
 
 def prompted(device="cpu"):
     """A model with a language prompt and two languages."""
-    assert _prompted_class()
     model = build_model("tiny", layers=1, prompts=16)
     with open_dict(model.cfg):
         model.cfg.model_defaults.prompt_dictionary = {"en-US": 0, "de-DE": 5}
-    model.joint.joint_net[-1].bias.data[-1] += 1.0
-    return loaded(model, device=device, name="small-prompted")
+    return loaded(model, (56, 0), device=device, name="small-prompted")
 
 
 def recognizer_for(model, *overrides, slots=3):

@@ -14,50 +14,60 @@ from typing import Any
 
 from workbench.config import Config, replace, to_dict
 from workbench.errors import ConfigError
+from workbench.measure.compare import Compare, compare_batching, compare_nemo, sized_for
 from workbench.measure.costs import measure_costs
 from workbench.measure.paced import run_paced
 from workbench.measure.progress import count_bar
 from workbench.measure.steps import speech_clips
-from workbench.model.speech import AudioItem, find_audio
+from workbench.model.load import load_configured
+from workbench.model.speech import SHIPPED_SPEECH, AudioItem, find_audio
 from workbench.results import Record, percentiles_ms
-from workbench.runtime.offline import offline_labels
 from workbench.runtime.recognizer import Recognizer
 from workbench.runtime.transcribe import transcribe
 
 
-def bench_asr(config: Config, audio: Sequence[str], mode: str, levels: Sequence[int]) -> Record:
+def bench_asr(
+    config: Config, audio: Sequence[str], mode: str, levels: Sequence[int], compare: Compare | None = None
+) -> Record:
     """Run every recording at every level of concurrency. Rows: rtfx (audio seconds per second), utterances_per_s, mismatches against
-    the first result of each input, batches. Raises ConfigError for a wrong mode or level, AudioError if nothing can be used."""
+    the first result of each input. `audio` empty: the shipped speech. Raises ConfigError for a wrong mode or level, AudioError if nothing can be used."""
     if mode not in ("stream", "offline"):
         raise ConfigError(f"--mode: got {mode!r}; allowed are stream and offline")
     if not levels or min(levels) < 1:
         raise ConfigError(f"--concurrency: got {list(levels)}; allowed are integers from 1")
-    found = find_audio(audio)
+    compare = compare or Compare()
+    if mode == "offline" and (compare.batching or compare.nemo):
+        raise ConfigError("--compare-batching and --compare-nemo: got --mode offline; allowed is --mode stream")
+    found = find_audio(audio or [SHIPPED_SPEECH])
     skipped = [str(error) for error in found.errors]
     if not found.items:
         raise found.errors[0]
-    with Recognizer.open(sized_for(config, max(levels))) as recognizer:
+    loaded = load_configured(config.asr)
+    with Recognizer(loaded, sized_for(config, max(levels))) as recognizer:
         recognizer.warm_up()
         first: dict[str, str] = {}
         rows: list[dict[str, Any]] = []
         for level in levels:
             rows.append(_level(recognizer, found.items, mode, level, first, skipped))
-        return Record(
+        stages = {stage.name: stage.snapshot() for stage in recognizer.stage_metrics()}
+        record = Record(
             kind="bench",
             config=to_dict(recognizer.config),
             rows=rows,
-            numbers={"clips": len(first), "mode": mode},
-            counters={"skipped": sorted(set(skipped)), "step": recognizer.metrics.snapshot()},
-            notes=list(recognizer.loaded.notes),
+            numbers={"clips": len(first), "mode": mode, "batch_cap": recognizer.batch_cap},
+            counters={
+                "skipped": sorted(set(skipped)),
+                "step": recognizer.metrics.snapshot(),
+                "stages": stages,
+                "batch_cap_set_by": recognizer.batch_cap_set_by,
+            },
+            notes=list(loaded.notes),
         )
-
-
-def sized_for(config: Config, streams: int) -> Config:
-    """The configuration with batching on where more than one caller is expected, and a row for each of them."""
-    if streams == 1:
-        return config
-    slots = max(streams, config.asr.batching.state_arena_slots)
-    return replace(config, **{"asr.batching.enabled": True, "asr.batching.state_arena_slots": slots})
+    if compare.batching:
+        record.numbers.update(compare_batching(loaded, config, found.items, max(levels)))
+    if compare.nemo:
+        record.numbers.update(compare_nemo(loaded, config, found.items))
+    return record
 
 
 def paced_configured(config: Config, audio: Sequence[str] | None, progress: Callable[[float], None]) -> Record:
@@ -112,16 +122,5 @@ def _results(recognizer: Recognizer, items: Sequence[AudioItem], mode: str, leve
         for row in transcribe(recognizer, items, level):
             yield row.path, row.text or "", row.duration_s, row.error
         return
-    from workbench.errors import AudioError
-    from workbench.model.speech import read_audio
-
-    rate = recognizer.loaded.geometry.sample_rate_hz
-    for item in items:
-        try:
-            samples = read_audio(item, rate, recognizer.config.asr.channel)
-        except AudioError as error:
-            yield str(item.path), "", 0.0, str(error)
-            continue
-        with recognizer.stage.device_lock:
-            labels = offline_labels(recognizer.loaded, samples)
-        yield str(item.path), recognizer.detokenizer.text(labels), samples.size / rate, None
+    for row in recognizer.transcribe(items, level):
+        yield row.path, row.text or "", row.duration_s, row.error

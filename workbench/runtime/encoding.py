@@ -1,7 +1,8 @@
 """The parts that both pipelines share: one chunk as a work item with its key, and the encoder step of a batch of rows.
 
     encoder = RowEncoder(loaded, arena, ladder=(1, 2, 4, 8))
-    encoded_BDT, lengths_B = encoder(mel_BFT, rows, key, prompts)
+    item = step_item(geometry, row, chunk, block)
+    encoded_BDT, lengths_B = encoder(mel_BFT, [item])
 
 Where the step is graphed, a batch of steady chunks is padded up to the next size of the ladder: padding rows read the arena's scratch row and
 silence, and their outputs are dropped. The language prompt of a prompted model is chosen per row.
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from workbench.batching.buckets import bucket_for
@@ -25,8 +27,8 @@ from workbench.runtime.arena import StateArena
 
 @dataclass(frozen=True)
 class StepKey:
-    """What must be equal to share a batch: mel frames fed, pre-encoded frames dropped, whether the chunk was cut by the end, and whether
-    its labels are biased. Context, prompt width and data type are the same for all work of one recogniser."""
+    """What must be equal to share a batch: mel frames fed, pre-encoded frames dropped, whether the chunk was cut short by the end, and
+    whether its labels are biased. Context, prompt width and data type are the same for all work of one recogniser."""
 
     input_mel_frames: int
     drop_encoded: int
@@ -36,7 +38,7 @@ class StepKey:
 
 @dataclass(frozen=True)
 class StepItem:
-    """One chunk of the stream in `row`: its block [S] of pre-emphasised samples.
+    """One chunk of the stream in `row`: its block [S] of pre-emphasised samples, zeros behind the end of the audio.
 
     prompt: language index of a prompted model; bias: [V] added to the scores of labels other than blank, on the device; next_key: the key of
     the stream's following chunk if its audio is already there.
@@ -59,10 +61,25 @@ class StepResult:
     frames: tuple[int, ...]
 
 
-def step_key(geometry: StreamGeometry, chunk: Chunk, has_bias: bool = False) -> StepKey:
-    """The compatibility key of a chunk."""
-    full = chunk == geometry.chunk(chunk.index)
-    return StepKey(chunk.input_mel_frames, chunk.drop_encoded, not full, has_bias)
+def step_item(
+    geometry: StreamGeometry, row: int, chunk: Chunk, block: Samples, extend: bool = False, **more: Any
+) -> StepItem:
+    """Wrap one chunk with its compatibility key; `more` are further fields of `StepItem`.
+
+    extend: fill a chunk that the end cut short up to the full length, so that it can share a batch with full ones; the encoder masks what
+    lies behind the end. A lone stream is better off without: its last step is then as short as its audio.
+    """
+    key = step_key(geometry, chunk, more.get("bias") is not None, extend)
+    missing = (key.input_mel_frames - chunk.input_mel_frames) * geometry.hop_samples
+    return StepItem(row, chunk, np.pad(block, (0, missing)) if missing else block, key, **more)
+
+
+def step_key(geometry: StreamGeometry, chunk: Chunk, has_bias: bool = False, extend: bool = False) -> StepKey:
+    """The compatibility key of a chunk; `extend` as in `step_item`."""
+    full = geometry.chunk(chunk.index)
+    if extend or chunk == full:
+        return StepKey(full.input_mel_frames, chunk.drop_encoded, False, has_bias)
+    return StepKey(chunk.input_mel_frames, chunk.drop_encoded, True, has_bias)
 
 
 class RowEncoder:
@@ -73,20 +90,16 @@ class RowEncoder:
         self.padded_rows = 0
         self._dtype = getattr(torch, loaded.dtype)
 
-    def __call__(
-        self, mel_BFT: torch.Tensor, rows: Sequence[int], key: StepKey, prompts: Sequence[int]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """mel [B, F, T] -> encoded [B, D, T'], lengths [B]; the caches of the rows move on."""
-        batch = len(rows)
+    def __call__(self, mel_BFT: torch.Tensor, items: Sequence[StepItem]) -> tuple[torch.Tensor, torch.Tensor]:
+        """mel [B, F, T] of items with one key -> encoded [B, D, T'], lengths [B]; the caches of the rows move on."""
+        batch, key = len(items), items[0].key
         size = self._padded_size(batch, key)
-        index = self.arena.indices(rows, size)
+        index = self.arena.indices([item.row for item in items], size)
         channel, time, length = self.arena.gather_encoder(index)
-        mel = mel_BFT.to(self._dtype)
-        if size > batch:
-            mel = torch.nn.functional.pad(mel, (0, 0, 0, 0, 0, size - batch))
+        mel, mel_length = self._masked(mel_BFT.to(self._dtype), items, size)
         encoded, lengths, *caches = self.model.encoder.cache_aware_stream_step(
             processed_signal=mel,
-            processed_signal_length=torch.full((size,), mel.size(2), dtype=torch.long, device=mel.device),
+            processed_signal_length=mel_length,
             cache_last_channel=channel,
             cache_last_time=time,
             cache_last_channel_len=length,
@@ -94,7 +107,18 @@ class RowEncoder:
             drop_extra_pre_encoded=key.drop_encoded,
         )
         self.arena.scatter_encoder(index[:batch], (caches[0], caches[1], caches[2]))
-        return apply_prompts(self.model, encoded[:batch], prompts), lengths[:batch]
+        return apply_prompts(self.model, encoded[:batch], [item.prompt for item in items]), lengths[:batch]
+
+    def _masked(self, mel_BFT: torch.Tensor, items: Sequence[StepItem], size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """mel [size, F, T] with zeros where a chunk or the batch was filled up, and the true lengths [size]."""
+        frames = mel_BFT.size(2)
+        lengths = [item.chunk.input_mel_frames for item in items] + [frames] * (size - len(items))
+        for position, length in enumerate(lengths):
+            if length < frames:
+                mel_BFT[position, :, length:] = 0
+        if size > len(items):
+            mel_BFT = torch.nn.functional.pad(mel_BFT, (0, 0, 0, 0, 0, size - len(items)))
+        return mel_BFT, torch.tensor(lengths, dtype=torch.long).to(mel_BFT.device, non_blocking=True)
 
     def _padded_size(self, batch: int, key: StepKey) -> int:
         # First and cut chunks never run as graphs, so padding them would be waste.

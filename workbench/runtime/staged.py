@@ -26,7 +26,7 @@ from workbench.model.load import LoadedModel
 from workbench.model.speech import Samples
 from workbench.runtime.arena import StagedRows, StateArena, decoding_computer
 from workbench.runtime.decoding import ChunkWalk, Op
-from workbench.runtime.encoding import RowEncoder, StepItem, StepResult, step_key
+from workbench.runtime.encoding import RowEncoder, StepItem, StepResult, step_item
 from workbench.runtime.frontend import MelFrontend
 from workbench.runtime.stages import blocks_of
 
@@ -64,7 +64,7 @@ class StagedStage:
 
     def item(self, row: int, chunk: Chunk, block: Samples, **more: Any) -> StepItem:
         """Wrap one chunk with its compatibility key; `more` are further fields of `StepItem`."""
-        return StepItem(row, chunk, block, step_key(self.geometry, chunk, more.get("bias") is not None), **more)
+        return step_item(self.geometry, row, chunk, block, **more)
 
     def run(self, items: Sequence[StepItem]) -> list[StepResult]:
         """The whole step of a batch with equal keys. Results in the order of the items."""
@@ -84,14 +84,16 @@ class StagedStage:
 
     def encode(self, items: Sequence[StepItem], mel_BFT: torch.Tensor) -> list[RowWalk]:
         """Encoder step of items with one key; the projected frames wait in the rows for the joint."""
-        rows = [item.row for item in items]
-        encoded_BDT, lengths_B = self.encoder(mel_BFT, rows, items[0].key, [item.prompt for item in items])
+        encoded_BDT, lengths_B = self.encoder(mel_BFT, items)
         projected_BTJ = self._joint.project_encoder(encoded_BDT.transpose(1, 2))
-        frames = min(int(lengths_B[0]), projected_BTJ.size(1))  # equal input lengths give equal output lengths
-        index_B = self.arena.indices(rows)
-        self._rows.frames[:, :frames].index_copy_(0, index_B, projected_BTJ[:, :frames].to(self._rows.frames.dtype))
-        walks = self._rows.walks
-        return [RowWalk(item, ChunkWalk(walks[item.row], frames, self._max_symbols, self._blank)) for item in items]
+        frames, rows = projected_BTJ.size(1), [item.row for item in items]
+        self._rows.frames[:, :frames].index_copy_(
+            0, self.arena.indices(rows), projected_BTJ.to(self._rows.frames.dtype)
+        )
+        return [
+            RowWalk(item, ChunkWalk(self._rows.walks[item.row], length, self._max_symbols, self._blank))
+            for item, length in zip(items, lengths_B.clamp(max=frames).tolist(), strict=True)
+        ]
 
     def decode(self, op: Op, walks: Sequence[RowWalk]) -> None:
         """One decoder operation that all these walks asked for."""

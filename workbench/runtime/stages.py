@@ -21,7 +21,7 @@ from workbench.geometry import Chunk
 from workbench.model.load import LoadedModel
 from workbench.model.speech import Samples
 from workbench.runtime.arena import StateArena, decoding_computer
-from workbench.runtime.encoding import RowEncoder, StepItem, StepKey, StepResult, step_key
+from workbench.runtime.encoding import RowEncoder, StepItem, StepKey, StepResult, step_item
 from workbench.runtime.frontend import MelFrontend
 
 __all__ = ["FusedStage", "StepItem", "StepKey", "StepResult", "blocks_of"]
@@ -40,7 +40,7 @@ class FusedStage:
 
     def item(self, row: int, chunk: Chunk, block: Samples, **more: Any) -> StepItem:
         """Wrap one chunk with its compatibility key; `more` are further fields of `StepItem`."""
-        return StepItem(row, chunk, block, step_key(self.geometry, chunk, more.get("bias") is not None), **more)
+        return step_item(self.geometry, row, chunk, block, **more)
 
     def run(self, items: Sequence[StepItem]) -> list[StepResult]:
         """One step of every item; all keys must be equal. Results in the order of the items."""
@@ -49,9 +49,7 @@ class FusedStage:
             with record_function("workbench.frontend"):
                 mel_BFT = self.frontend(blocks)
             with record_function("workbench.encoder"):
-                encoded_BDT, lengths_B = self.encoder(
-                    mel_BFT, [i.row for i in items], items[0].key, [i.prompt for i in items]
-                )
+                encoded_BDT, lengths_B = self.encoder(mel_BFT, items)
             with record_function("workbench.decoder"):
                 hypotheses = self._decode(encoded_BDT, lengths_B, items)
         return _results(hypotheses)

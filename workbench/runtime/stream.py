@@ -25,7 +25,7 @@ import numpy.typing as npt
 from workbench.clock import MonotonicClock
 from workbench.errors import AudioError, QueueFull, StepTimeout, StreamClosed
 from workbench.model.speech import Samples, as_speech
-from workbench.runtime.encoding import StepItem, StepKey, StepResult, step_key
+from workbench.runtime.encoding import StepItem, StepKey, StepResult, step_item, step_key
 from workbench.runtime.frontend import AudioBuffer
 from workbench.runtime.pipelines import Task
 from workbench.runtime.text import GrowingText
@@ -81,7 +81,8 @@ class Stream:
         self._events: list[Event] = []
         self._in_flight: Task | None = None
         self._at_barrier = False
-        self._coordinated = options.coordinated and recognizer.pipeline is not None
+        self._batched = recognizer.pipeline is not None
+        self._coordinated = options.coordinated and self._batched
         self._error: BaseException | None = None
         self._refused: QueueFull | None = None
         self._released = False
@@ -227,13 +228,13 @@ class Stream:
                     self._emit("final", ())
                     self._release()
                 return
-            key, pipeline = self._key(chunk), self._recognizer.pipeline
+            pipeline = self._recognizer.pipeline
             if pipeline is None:
-                self._run_here(self._item(chunk, key))
-            elif not (from_caller and self._held_at_barrier(key)):
-                # Nobody shares the last, cut chunk of an utterance: it must not wait for company.
-                alone = 1 if self._buffer.ended and key.cut else 0
-                task = Task(self._item(chunk, key), self._on_done)
+                self._run_here(self._item(chunk))
+            elif not (from_caller and self._held_at_barrier(chunk)):
+                # The end of an utterance is awaited by its speaker, and no full delay is worth its company.
+                alone = 1 if self._buffer.ended and self._buffer.next_chunk(ahead=1) is None else 0
+                task = Task(self._item(chunk), self._on_done)
                 self._in_flight = task
                 try:
                     pipeline.submit(task, cohort or alone)
@@ -242,27 +243,28 @@ class Stream:
                     raise
                 self._buffer.consume(chunk)
 
-    def _item(self, chunk: Chunk, key: StepKey) -> StepItem:
+    def _item(self, chunk: Chunk) -> StepItem:
         following = self._buffer.next_chunk(ahead=1)
-        return StepItem(
+        return step_item(
+            self._geometry,
             self.row,
             chunk,
             self._buffer.peek(chunk),
-            key,
+            extend=self._batched,
             prompt=self._options.prompt,
             bias=self._options.bias,
             next_key=None if following is None else self._key(following),
         )
 
     def _key(self, chunk: Chunk) -> StepKey:
-        return step_key(self._geometry, chunk, self._options.bias is not None)
+        return step_key(self._geometry, chunk, self._options.bias is not None, extend=self._batched)
 
-    def _held_at_barrier(self, key: StepKey) -> bool:
+    def _held_at_barrier(self, chunk: Chunk) -> bool:
         """Whether the chunk waits for its ingress wave; alone it goes on at once."""
         pipeline = self._recognizer.pipeline
         if not self._coordinated or self._buffer.ended or pipeline is None:
             return False
-        self._at_barrier = pipeline.ingress.arrive(self, self._launch, key, self._geometry.chunk_s) is None
+        self._at_barrier = pipeline.ingress.arrive(self, self._launch, self._key(chunk), self._geometry.chunk_s) is None
         return self._at_barrier
 
     def _leave_barrier(self) -> None:

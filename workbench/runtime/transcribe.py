@@ -10,18 +10,22 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import threading
+import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from workbench.config import Config, to_dict
-from workbench.errors import AudioError, QueueFull
+from workbench.errors import AudioError, QueueFull, StepTimeout
 from workbench.model.speech import AudioItem, Samples, read_audio
 from workbench.results import Record
-from workbench.runtime.recognizer import Recognizer, Stream
+from workbench.runtime.recognizer import Event, Recognizer, Stream
 from workbench.runtime.text import Word
+
+_Pending = tuple[AudioItem, Samples, "Stream | None", "AudioError | None"]
 
 
 @dataclass(frozen=True)
@@ -46,19 +50,66 @@ def transcribe(
     timeout_s: float = 600.0,
 ) -> Iterator[Transcript]:
     """Yield a `Transcript` per item, with up to `concurrency` streams open at once (more need batching to run together)."""
-    pending: deque[tuple[AudioItem, Samples, Stream | None, AudioError | None]] = deque()
-    window = max(1, min(concurrency, recognizer.arena.rows))
+    pending: deque[_Pending] = deque()
+    window = StreamWindow(recognizer, concurrency, timeout_s)
     for item in items:
         try:
             samples = read_audio(item, recognizer.loaded.geometry.sample_rate_hz, recognizer.config.asr.channel)
         except AudioError as error:
             pending.append((item, np.zeros(0, np.float32), None, error))
         else:
-            while sum(stream is not None for _, _, stream, _ in pending) >= window:
-                yield _collect(recognizer, pending.popleft(), compare_offline, timeout_s)
-            pending.append((item, samples, _start(recognizer, samples), None))
-    while pending:
-        yield _collect(recognizer, pending.popleft(), compare_offline, timeout_s)
+            pending.append((item, samples, window.start(samples), None))
+        while pending and (pending[0][2] is None or pending[0][2].done):
+            yield _row(recognizer, pending.popleft(), compare_offline)
+    for entry in pending:
+        if entry[2] is not None:
+            window.finish(entry[2])
+        yield _row(recognizer, entry, compare_offline)
+
+
+class StreamWindow:
+    """Streams of whole recordings, at most `concurrency` of them open; the next begins when any of them ends."""
+
+    def __init__(self, recognizer: Recognizer, concurrency: int, timeout_s: float = 600.0) -> None:
+        self._recognizer, self._timeout_s = recognizer, timeout_s
+        self._size = max(1, min(concurrency, recognizer.arena.rows))
+        self._live: list[Stream] = []
+        self._ended = threading.Event()
+
+    def start(self, samples: Samples) -> Stream:
+        """Wait for room, open a stream and give it the whole recording [S]. Raises StepTimeout, and what broke another stream."""
+        self._wait(lambda: len(self._live) < self._size)
+        stream = self._recognizer.stream(self._note)
+        stream.push(samples)
+        self._live.append(stream)
+        with contextlib.suppress(QueueFull):  # `_wait` asks again
+            stream.end()
+        return stream
+
+    def finish(self, stream: Stream) -> None:
+        """Wait for the end of one of these streams."""
+        self._wait(lambda: stream.done)
+
+    def _note(self, event: Event) -> None:
+        if event.kind == "final":
+            self._ended.set()
+
+    def _wait(self, reached: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            for stream in self._live:
+                if stream.error is not None:
+                    raise stream.error
+            self._live = [stream for stream in self._live if not stream.done]
+            if reached():
+                return
+            if time.monotonic() > deadline:
+                raise StepTimeout(f"no stream ended within {self._timeout_s} s")
+            for stream in self._live:
+                with contextlib.suppress(QueueFull):  # a stream that met a full queue asks again
+                    stream.end()
+            self._ended.wait(0.05)
+            self._ended.clear()
 
 
 def word_errors(rows: Sequence[Transcript]) -> dict[str, float | int]:
@@ -80,25 +131,12 @@ def plain(text: str) -> str:
     return " ".join(kept.split())
 
 
-def _start(recognizer: Recognizer, samples: Samples) -> Stream:
-    stream = recognizer.stream()
-    stream.push(samples)
-    with contextlib.suppress(QueueFull):  # `_collect` submits again
-        stream.end()
-    return stream
-
-
-def _collect(
-    recognizer: Recognizer,
-    entry: tuple[AudioItem, Samples, Stream | None, AudioError | None],
-    compare: bool,
-    timeout_s: float,
-) -> Transcript:
+def _row(recognizer: Recognizer, entry: _Pending, compare: bool) -> Transcript:
     item, samples, stream, error = entry
     if stream is None:
         return Transcript(str(item.path), 0.0, None, item.text, str(error))
-    if not stream.done:
-        stream.finish(timeout_s)
+    if stream.error is not None:
+        raise stream.error
     differs = None
     if compare:
         from workbench.runtime.offline import offline_labels
