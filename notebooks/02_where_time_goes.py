@@ -42,7 +42,7 @@ from workbench.show.timeline import idle_bar_figure, timeline_figure
 # %%
 record = Record.load("../studies/h200/graphed_step.json")
 rows = [row for row in record.rows if "launches_eager" in row]
-names = [f"{(row['context'][1] + 1) * 80} ms chunk\n{row['batch']} streams" for row in rows]
+names = [f"{(row['context'][1] + 1) * 80} ms chunk\nbatch {row['batch']}" for row in rows]
 idle = np.asarray([row["gpu_idle_eager"] for row in rows])
 eager_ms = np.asarray([row["eager_ms_p50"] for row in rows])
 
