@@ -209,7 +209,9 @@ def graphed_table(
 
 @bench_app.command("asr")
 def bench_asr(
-    audio: Audio,
+    audio: Annotated[
+        list[str] | None, typer.Argument(help="Audio to recognise; the shipped speech by default.")
+    ] = None,
     mode: Annotated[str, typer.Option(help="stream or offline.")] = "stream",
     concurrency: Annotated[str, typer.Option(help="Levels, e.g. 1,8,16,32.")] = "1,8",
     config: ConfigFile = None,
@@ -235,7 +237,7 @@ def bench_asr(
 
     chosen = _configured(config, overrides, model, context, device)
     compare = Compare(batching=compare_batching, nemo=compare_nemo)
-    record = run(chosen, audio, mode, _integers(concurrency, "--concurrency"), compare)
+    record = run(chosen, audio or (), mode, _integers(concurrency, "--concurrency"), compare)
     _say([*record.notes, *(f"skipped: {reason}" for reason in record.counters["skipped"])])
     _give(record, as_json, output, lambda: (_table(record), _numbers(record)))
     if record.counters["skipped"]:
