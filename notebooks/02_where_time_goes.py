@@ -20,6 +20,7 @@
 # Takes about half a minute on two CPU cores. With a CUDA device the same cells profile the GPU.
 
 # %%
+# %matplotlib inline
 from pathlib import Path
 from tempfile import TemporaryDirectory
 

@@ -62,6 +62,7 @@ left.barh(at + 0.2, table.graphed_ms_p50, 0.38, color="#0072B2", label="graphed"
 left.set_yticks(at, table.row)
 left.invert_yaxis()
 left.set_xlabel("one encoder step, p50, ms")
+left.margins(x=0.3)
 left.legend(frameon=False)
 seen = table.dropna(subset=["launches_eager"])
 right.barh(
