@@ -27,7 +27,7 @@ from workbench.errors import AudioError, QueueFull, StepTimeout, StreamClosed
 from workbench.model.speech import Samples, as_speech
 from workbench.runtime.encoding import StepItem, StepKey, StepResult, step_item, step_key
 from workbench.runtime.frontend import AudioBuffer
-from workbench.runtime.pipelines import Task
+from workbench.runtime.pipelines import Pipeline, Task
 from workbench.runtime.text import GrowingText
 
 if TYPE_CHECKING:
@@ -228,20 +228,24 @@ class Stream:
                     self._emit("final", ())
                     self._release()
                 return
-            pipeline = self._recognizer.pipeline
-            if pipeline is None:
+            if self._recognizer.pipeline is None:
                 self._run_here(self._item(chunk))
-            elif not (from_caller and self._held_at_barrier(chunk)):
-                # The end of an utterance is awaited by its speaker, and no full delay is worth its company.
-                alone = 1 if self._buffer.ended and self._buffer.next_chunk(ahead=1) is None else 0
-                task = Task(self._item(chunk), self._on_done)
-                self._in_flight = task
-                try:
-                    pipeline.submit(task, cohort or alone)
-                except BaseException:
-                    self._in_flight = None  # QueueFull leaves the audio in the buffer: submit again later
-                    raise
-                self._buffer.consume(chunk)
+                continue
+            together = self._pass_barrier(chunk) if from_caller else cohort
+            if together is None:
+                return
+            # A live speaker who stops leaves a chunk or two and awaits the result: that is worth more than company.
+            is_end = self._buffer.ended and self._buffer.next_chunk(ahead=2) is None
+            self._submit(self._recognizer.pipeline, chunk, together or int(is_end))
+
+    def _submit(self, pipeline: Pipeline, chunk: Chunk, cohort: int) -> None:
+        self._in_flight = task = Task(self._item(chunk), self._on_done)
+        try:
+            pipeline.submit(task, cohort)
+        except BaseException:
+            self._in_flight = None  # QueueFull leaves the audio in the buffer: submit again later
+            raise
+        self._buffer.consume(chunk)
 
     def _item(self, chunk: Chunk) -> StepItem:
         following = self._buffer.next_chunk(ahead=1)
@@ -259,13 +263,14 @@ class Stream:
     def _key(self, chunk: Chunk) -> StepKey:
         return step_key(self._geometry, chunk, self._options.bias is not None, extend=self._batched)
 
-    def _held_at_barrier(self, chunk: Chunk) -> bool:
-        """Whether the chunk waits for its ingress wave; alone it goes on at once."""
+    def _pass_barrier(self, chunk: Chunk) -> int | None:
+        """How many streams go on together with this chunk (0: that is not known); None: it waits for its ingress wave."""
         pipeline = self._recognizer.pipeline
         if not self._coordinated or self._buffer.ended or pipeline is None:
-            return False
-        self._at_barrier = pipeline.ingress.arrive(self, self._launch, self._key(chunk), self._geometry.chunk_s) is None
-        return self._at_barrier
+            return 0
+        size = pipeline.ingress.arrive(self, self._launch, self._key(chunk), self._geometry.chunk_s)
+        self._at_barrier = size is None
+        return size
 
     def _leave_barrier(self) -> None:
         pipeline = self._recognizer.pipeline

@@ -47,6 +47,8 @@ class Detokenizer:
         self, labels: Sequence[int], frames: Sequence[int], frame_s: float, duration_s: float
     ) -> tuple[Word, ...]:
         """Words with their times, cut at `duration_s`: frame k covers [k, k + 1) * `frame_s`."""
+        if not labels:
+            return ()
         starts = [i for i, label in enumerate(labels) if i == 0 or self._starts[label]]
         spans = zip(starts, [*starts[1:], len(labels)], strict=True)
         words = [
