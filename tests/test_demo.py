@@ -22,9 +22,7 @@ OVERRIDES = ["asr.model=tiny", "asr.att_context_size=[56,1]", "asr.max_symbols=1
 def finished_trials(folder):
     """Finished trials in the study database: number -> value."""
     database = next((folder / "study").glob("*.db"))
-    query = (
-        "select t.number, v.value from trials t join trial_values v on v.trial_id = t.trial_id where t.state = 'COMPLETE' and v.objective = 0"
-    )
+    query = "select t.number, v.value from trials t join trial_values v on v.trial_id = t.trial_id where t.state = 'COMPLETE' and v.objective = 0"
     with sqlite3.connect(database) as connection:
         return dict(connection.execute(query).fetchall())
 
@@ -36,7 +34,9 @@ def test_interrupted_then_resumed_then_complete(tmp_path, monkeypatch, capsys):
     command = [sys.executable, "-m", "workbench.cli", "demo", "--out", str(out)]
     for override in OVERRIDES:
         command += ["--set", override]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}) as process:
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    ) as process:
         stop = time.monotonic() + 240
         while not (any((out / "study").glob("*.db")) and finished_trials_or_none(out)):
             assert process.poll() is None, process.stderr.read()
@@ -54,7 +54,9 @@ def test_interrupted_then_resumed_then_complete(tmp_path, monkeypatch, capsys):
     said = capsys.readouterr()
     after = finished_trials(out)
     assert before.items() <= after.items() and len(after) > len(before), "a finished trial was lost"
-    assert all((out / name).stat().st_mtime_ns == stamp for name, stamp in records.items()), "a finished stage ran again"
+    assert all((out / name).stat().st_mtime_ns == stamp for name, stamp in records.items()), (
+        "a finished stage ran again"
+    )
     for name in ("report.html", "best.yaml"):
         assert (out / name).stat().st_size > 100 and str(out / name) in said.out
     assert load_config(out / "best.yaml").asr.batching.enabled
