@@ -18,27 +18,35 @@ from workbench.runtime.recognizer import Recognizer
 DURATIONS = [0, 1, 2, 3, 4]
 
 
-def loaded(model, context, blank=-1, device="cpu", name="small", max_symbols=3):
-    """A LoadedModel around `model`, whose blank wins about half of the frames of speech."""
+def loaded(model, context, blank=-1, device="cpu", name="small", memory=3):
+    """A LoadedModel around `model`, whose blank wins about half of the frames of speech; `memory` scales what earlier labels weigh."""
     model.preprocessor.featurizer.pad_to = 0
     model.preprocessor.featurizer.dither = 0.0
     model = model.to(device).eval()
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    set_decoding(model, max_symbols)
+    set_decoding(model, max_symbols=3)
     geometry = set_context(model, context)
     contexts = tuple((int(left), int(right)) for left, right in model.encoder.att_context_size_all)
-    _spread_scores(model, blank, device)
+    _spread_scores(model, blank, device, memory)
     return LoadedModel(model, name, geometry, contexts, device, "float32", False)
 
 
 @torch.inference_mode()
-def _spread_scores(model, blank, device):
+def _spread_scores(model, blank, device, memory):
     """Random joints give nearly equal scores: spread them, let the predictor matter, and set the blank between the others."""
     output = model.joint.joint_net[-1]
     output.weight.data *= 6
-    model.joint.pred.weight.data *= 3
-    signal = torch.from_numpy(shipped_clips(1)[0]).unsqueeze(0).to(device)
+    model.joint.pred.weight.data *= memory
+    gaps = leads(model, shipped_clips(1)[0], blank, device).sort().values
+    # Half way between two frames: on a frame's own lead the two would tie, and rounding would choose.
+    output.bias.data[blank] += gaps[gaps.numel() // 2 - 1 : gaps.numel() // 2 + 1].mean()
+
+
+@torch.inference_mode()
+def leads(model, samples, blank=-1, device="cpu"):
+    """For each encoder frame of a recording how far the best label leads the blank at the start of an utterance."""
+    signal = torch.from_numpy(samples).unsqueeze(0).to(device)
     mel, length = model.preprocessor(input_signal=signal, length=torch.tensor([signal.size(1)], device=device))
     encoded, _ = model.encoder(audio_signal=mel, length=length)
     encoded = apply_prompts(model, encoded, [0])
@@ -46,14 +54,12 @@ def _spread_scores(model, blank, device):
     scores = model.joint.joint_after_projection(
         model.joint.project_encoder(encoded.transpose(1, 2)), start.predictor_output.unsqueeze(0)
     ).flatten(0, 2)
-    labels = scores[:, : output.out_features + blank]
-    gaps = (labels.max(-1).values - scores[:, blank]).sort().values
-    # Half way between two frames: on a frame's own gap the two would tie, and rounding would choose.
-    output.bias.data[blank] += gaps[gaps.numel() // 2 - 1 : gaps.numel() // 2 + 1].mean()
+    labels = scores[:, : model.joint.joint_net[-1].out_features + blank]
+    return labels.max(-1).values - scores[:, blank]
 
 
-def rnnt(layers=1, context=(56, 0), device="cpu", **changes):
-    return loaded(build_model("tiny", layers=layers, **changes), context, device=device)
+def rnnt(layers=1, context=(56, 0), device="cpu", memory=3, seed=0):
+    return loaded(build_model("tiny", layers=layers, seed=seed), context, device=device, memory=memory)
 
 
 def tdt(context=(56, 1), device="cpu"):

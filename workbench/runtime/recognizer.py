@@ -45,10 +45,12 @@ __all__ = ["Event", "Recognizer", "Stream"]
 class Recognizer:
     """One model, one arena and, with batching on, one pipeline."""
 
-    def __init__(self, loaded: LoadedModel, config: Config, slots: int = EXECUTION_SLOTS) -> None:
+    def __init__(self, loaded: LoadedModel, config: Config, slots: int | None = None) -> None:
         import torch
 
         batching = config.asr.batching
+        # Where the host's cores are the device, a batch formed before the device is free is only a smaller batch.
+        slots = slots or (1 if loaded.device == "cpu" else EXECUTION_SLOTS)
         self.loaded, self.config = loaded, config
         self.batch_cap, self.batch_cap_set_by = effective_batch_cap(batching)
         ladder = self._graphed_ladder()
@@ -144,19 +146,30 @@ class Recognizer:
         return len(self._open_streams)
 
     def warm_up(self, steps: int = 3) -> None:
-        """Run a few steps of silence of every kind, past the queue, so that first-call costs are paid before traffic."""
+        """Run a few steps of silence of every kind, past the queue, so that first-call costs are paid before traffic.
+
+        Where the step is graphed, every batch size of the ladder is captured here. Call it before streams are open.
+        """
+        encoder = self.stage.encoder
+        ladder, row = encoder.ladder, self.arena.acquire()
+        try:
+            for size in ladder or (1,):
+                encoder.ladder = None if ladder is None else (size,)
+                self._silence(row, steps)
+        finally:
+            encoder.ladder = ladder
+            self.arena.release(row)
+
+    def _silence(self, row: int, steps: int) -> None:
         import numpy as np
 
-        geometry, row = self.loaded.geometry, self.arena.acquire()
+        geometry = self.loaded.geometry
         buffer = AudioBuffer(geometry, self.stage.frontend.preemphasis, self.stage.frontend.n_fft)
         buffer.push(np.zeros(geometry.chunk_ready_samples(steps + 1) + geometry.hop_samples, np.float32))
         buffer.end()
-        try:
-            while (chunk := buffer.next_chunk()) is not None:
-                self.stage.run([self.stage.item(row, chunk, buffer.peek(chunk))])
-                buffer.consume(chunk)
-        finally:
-            self.arena.release(row)
+        while (chunk := buffer.next_chunk()) is not None:
+            self.stage.run([self.stage.item(row, chunk, buffer.peek(chunk))])
+            buffer.consume(chunk)
 
     def close(self, timeout_s: float = 30.0) -> None:
         """Reject new work, complete what is queued, cancel what is open. Safe to call twice."""
