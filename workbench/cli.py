@@ -268,6 +268,32 @@ def bench_paced(
     _give(record, as_json, output, lambda: _numbers(record))
 
 
+@bench_app.command("overload")
+def bench_overload(
+    audio: Annotated[list[str] | None, typer.Argument(help="Audio to offer; the shipped speech by default.")] = None,
+    seconds: Annotated[float, typer.Option(min=1, help="How long recordings are offered.")] = 30.0,
+    factor: Annotated[float, typer.Option(min=1, help="Times the rate that is sustained.")] = 4.0,
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    model: Model = None,
+    context: Context = None,
+    device: Device = None,
+    as_json: AsJson = False,
+    output: Save = None,
+) -> None:
+    """Offer several times the sustainable load: who is refused, whether the accepted complete, and how soon it is over.
+
+    Example: `workbench bench overload -s asr.batching.max_queue_depth=16 -s asr.batching.state_arena_slots=64 --json`
+    """
+    from workbench.measure.overload import overload_configured
+
+    chosen = _configured(config, overrides, model, context, device)
+    with _seconds_bar("overload", seconds) as progress:
+        record = overload_configured(chosen, audio, seconds, factor, progress)
+    _say(record.notes)
+    _give(record, as_json, output, lambda: _numbers(record))
+
+
 @bench_app.command("core")
 def bench_core(as_json: AsJson = False, output: Save = None) -> None:
     """Items per second of the scheduler core alone."""
