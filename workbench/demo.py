@@ -34,7 +34,7 @@ CONFIRM_S = 8.0
 PACED_TRIES = 3
 CPU_BATCHES, GPU_BATCHES = (1, 2, 4, 8, 16), (1, 2, 4, 8, 16, 32, 64, 128)
 # The demo's load: as many live streams as keep the device busy for this share of a chunk when all of them step in one batch.
-BUSY_SHARE = 0.5
+BUSY_SHARE = 0.35
 # Look-ahead where the user names none: on a CPU 160 ms a chunk leaves room for several streams.
 CPU_CONTEXT, GPU_CONTEXT = (56, 1), (56, 0)
 
