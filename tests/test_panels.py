@@ -11,10 +11,10 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
+from fake_live_engine import FAILS, HANGS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fake_live_engine import FAILS, HANGS
 from workbench.batching.microbatcher import MicroBatcher
 from workbench.config import load_config, replace
 from workbench.errors import ConfigError, RecordError
@@ -36,6 +36,7 @@ COSTS = Path(__file__).parents[1] / "notebooks" / "records" / "costs_demo_cpu.js
 def fake(monkeypatch):
     monkeypatch.setattr(panels, "ENGINE", "tests.fake_live_engine")
     monkeypatch.setattr(panels, "STOP_TIMEOUT_S", 1.0)
+    monkeypatch.chdir(Path(__file__).parents[1])
     return lambda seed=0: panels.live_panel({"load": {"streams": 3, "seed": seed}})
 
 
