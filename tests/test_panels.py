@@ -14,22 +14,17 @@ import pytest
 from fake_live_engine import FAILS, HANGS
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_study import small_study
 
 from workbench.batching.microbatcher import MicroBatcher
 from workbench.config import load_config, replace
 from workbench.errors import ConfigError, RecordError
 from workbench.measure.loadgen import build_schedule
-from workbench.measure.twin import CostTable, twin_runner
-from workbench.results import Record
 from workbench.show import live_engine, panels
 from workbench.show.queue import queue_waterfall
 from workbench.show.sparks import bar_chart, line_chart, nice_top
-from workbench.tuning.run import geometry_of, shipped_lengths
-from workbench.tuning.spec import parse_study
-from workbench.tuning.study import tune
 
 TRACE = Path(__file__).parent / "data" / "traces" / "cpu_linear_norm_relu.json.gz"
-COSTS = Path(__file__).parents[1] / "notebooks" / "records" / "costs_demo_cpu.json"
 
 
 @pytest.fixture
@@ -214,18 +209,7 @@ def test_a_timeline_panel_zooms_and_says_what_took_longest():
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
-    spec = parse_study(
-        {
-            "name": "panel",
-            "base": {"asr": {"batching": {"enabled": True}}, "load": {"streams": 2, "seconds": 4}},
-            "space": {"asr.batching.max_queue_delay_us": {"int": [0, 50000], "step": 5000}},
-            "objectives": [{"number": "latency_p95_ms"}, {"number": "busy_share"}],
-            "budget": {"trials": 5},
-        }
-    )
-    costs = Record.load(COSTS)
-    evaluate = twin_runner(CostTable.from_record(costs), geometry_of(costs), shipped_lengths())
-    return tune(load_config(), spec, evaluate, folder=tmp_path_factory.mktemp("study"), progress=False).record()
+    return small_study(tmp_path_factory.mktemp("study"))
 
 
 def test_a_study_panel_shows_each_chart_and_each_trial(study, tmp_path):

@@ -16,6 +16,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from chrome import CHROMIUM, PICTURES, Page
+from small_study import small_study
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [
@@ -33,7 +34,7 @@ panel
 """
 EXPLORERS = """
 from workbench.show.panels import study_panel, timeline_panel
-timeline_panel("trace.json.gz")
+display(timeline_panel("trace.json.gz"), study_panel("study.json"))
 """
 DOCUMENT = "[...jupyterapp.shell.widgets('main')][0]"
 KERNEL_STATUS = f"{DOCUMENT}?.context?.sessionContext?.session?.kernel?.status"
@@ -49,6 +50,18 @@ def lab(tmp_path_factory):
     shutil.copytree(ROOT / "notebooks", folder)
     (home / "repository" / "studies").symlink_to(ROOT / "studies")
     shutil.copy(ROOT / "tests" / "data" / "traces" / "cpu_linear_norm_relu.json.gz", folder / "trace.json.gz")
+    small_study(home).save(folder / "study.json")
+    quiet = (
+        home
+        / "config"
+        / "lab"
+        / "user-settings"
+        / "@jupyterlab"
+        / "apputils-extension"
+        / "notification.jupyterlab-settings"
+    )
+    quiet.parent.mkdir(parents=True)
+    quiet.write_text('{"fetchNews": "false"}', encoding="utf-8")
     for name, source in (("live", LIVE), ("explorers", EXPLORERS)):
         cells = [nbformat.v4.new_code_cell(source.strip())]
         nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": KERNEL}), folder / f"{name}.ipynb")
@@ -146,7 +159,7 @@ def test_the_live_panel_moves_with_its_slider_and_leaves_no_process(page, lab):
     page.wait(f"{STATUS}.includes('Running: 6 streams')", 30)
     time.sleep(6)
     assert page.run(f"{latency}.outerHTML") != first
-    assert page.run(f"{CHART.format('Chunks in a batch, last 10 s')}.querySelectorAll('rect').length") > 0
+    assert page.run(f"{CHART.format('Chunks by batch size, last 10 s')}.querySelectorAll('rect').length") > 0
     page.screenshot(PICTURES / "live_six_streams.png")
     page.run("void jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Dark'})")
     page.resize(620, 1000)
@@ -158,11 +171,19 @@ def test_the_live_panel_moves_with_its_slider_and_leaves_no_process(page, lab):
     assert not set(engines()) - before
 
 
-def test_the_timeline_explorer_draws(page, lab):
+def test_the_explorers_draw_and_answer(page, lab):
     open_and_run(page, lab, "explorers.ipynb")
-    page.wait(f"{STATUS}.includes('costliest in this part')", 90)
-    assert page.run("document.querySelectorAll('.widget-html-content svg').length") == 1
-    page.screenshot(PICTURES / "timeline.png")
+    page.wait(f"{STATUS}.includes('costliest in this part') && {STATUS}.includes('of this trial')", 90)
+    pictures = "[...document.querySelectorAll('.widget-html-content > svg')].map(e => e.outerHTML)"
+    first = page.run(pictures)
+    page.screenshot(PICTURES / "explorers.png")
+    page.run(
+        "[...document.querySelectorAll('.widget-toggle-buttons button')].find(b => b.textContent === 'front').click()"
+    )
+    page.run("document.querySelector('.noUi-handle').focus()")
+    page.press("ArrowRight", 39)
+    page.wait(f"{pictures}.every((text, i) => text !== {json.dumps(first)}[i])", 30)
+    assert len(first) == 2
 
 
 def test_tutorial_2_runs_in_the_browser(page, lab):

@@ -120,7 +120,7 @@ def _trial_table(row: Mapping[str, Any]) -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    cell = 'style="padding: 1px 14px 1px 0; text-align: left; font-variant-numeric: tabular-nums"'
+    cell = 'style="padding: 1px 14px 1px 0; text-align: left; line-height: 1.5; font-variant-numeric: tabular-nums"'
     lines = ["".join(f"<th {cell}>{html.escape(str(name))}</th>" for name in head)]
     lines += ["".join(f"<td {cell}>{html.escape(str(value))}</td>" for value in row) for row in rows]
     return "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"

@@ -31,6 +31,7 @@ __all__ = ["LivePanel", "live_panel", "study_panel", "timeline_panel"]
 
 ENGINE = "workbench.show.live_engine"
 SHOWN_S = 60.0
+SMOOTHED_TICKS = 8  # latency and idle share are of the last two seconds
 STOP_TIMEOUT_S = 5.0
 LIVE_DEFAULT = {
     "asr": {"att_context_size": [56, 6], "batching": {"enabled": True, "max_batch_size": 16}},
@@ -163,13 +164,19 @@ class LivePanel:
     def _draw(self) -> None:
         ticks = list(self._ticks)
         times_s = [tick["at_s"] for tick in ticks]
-        recent = [[v for tick in ticks[max(0, i - 7) : i + 1] for v in tick["latency_ms"]] for i in range(len(ticks))]
+        recent = [
+            [v for tick in ticks[max(0, i + 1 - SMOOTHED_TICKS) : i + 1] for v in tick["latency_ms"]]
+            for i in range(len(ticks))
+        ]
         points = {f"p{q}": [float(np.percentile(v, q)) if v else None for v in recent] for q in (50, 95)}
         self.charts["latency"].value = line_chart("Chunk latency", "ms", times_s, points)
-        self.charts["sizes"].value = bar_chart("Chunks in a batch, last 10 s", _size_shares(ticks), "%")
+        self.charts["sizes"].value = bar_chart("Chunks by batch size, last 10 s", _size_shares(ticks), "%")
         waiting = {"open": [float(tick["open"]) for tick in ticks]}
         self.charts["open"].value = line_chart("Chunks waiting or running", "", times_s, waiting)
-        idle = {"idle": [100 * tick["idle_share"] for tick in ticks]}
+        shares = [tick["idle_share"] for tick in ticks]
+        idle = {
+            "idle": [100 * float(np.mean(shares[max(0, i + 1 - SMOOTHED_TICKS) : i + 1])) for i in range(len(shares))]
+        }
         self.charts["idle"].value = line_chart("Worker idle", "%", times_s, idle)
 
 
