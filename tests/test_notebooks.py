@@ -90,6 +90,15 @@ def test_a_tutorial_is_committed_as_executed_and_in_the_agreed_form(path):
     assert faults(*read(path)) == []
 
 
+def test_the_start_page_links_to_every_tutorial_and_is_in_step_with_its_script():
+    notebook, script = read(FOLDER / "00_start.ipynb")
+    assert [source(cell) for cell in notebook["cells"]] == [
+        c.source for c in jupytext.reads(script, fmt="py:percent").cells
+    ]
+    text = "".join(source(cell) for cell in notebook["cells"])
+    assert re.findall(r"\]\((\S+\.ipynb)\)", text) == [path.name for path in TUTORIALS]
+
+
 def test_its_first_heading_carries_its_number():
     for number, path in enumerate(TUTORIALS, 1):
         assert source(read(path)[0]["cells"][0]).startswith(f"# {number} · ")

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import queue
+import re
 import threading
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -200,6 +201,8 @@ def test_a_timeline_panel_zooms_and_says_what_took_longest():
     view = panels.timeline_panel(TRACE)
     (step, part), picture, table = view.children[0].children, view.children[1], view.children[2]
     assert "currentColor" in picture.value and "costliest in this part" in table.value
+    glyphs = re.findall(r'<g id="text_\d+">.*?<g style="fill: ([^"]+?)["; ]', picture.value, re.DOTALL)
+    assert glyphs and set(glyphs) == {"currentColor"}
     whole = (picture.value, table.value)
     part.value = (0.0, part.max / 50)
     assert picture.value != whole[0] and table.value != whole[1]

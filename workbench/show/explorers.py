@@ -17,6 +17,7 @@ from typing import Any
 import ipywidgets as widgets
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from workbench.measure.trace import Trace, analyse, load_trace
 from workbench.results import Record
@@ -128,5 +129,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 def _page_svg(figure: Figure) -> str:
     """A figure as SVG inside a page: in the page's text colour, never wider than the page."""
+    for words in figure.findobj(Text):
+        words.set_color(_PLACEHOLDER)
     text = svg(figure, _PLACEHOLDER).decode().replace(_PLACEHOLDER, "currentColor")
     return text[text.index("<svg") :].replace("<svg ", '<svg style="max-width: 100%; height: auto" ', 1)
