@@ -49,6 +49,10 @@ class AudioBuffer:
         """No audio follows: the remaining chunks may be cut short."""
         self.ended = True
 
+    def forget(self) -> None:
+        """No chunk will be cut any more: let the audio go, even while somebody still holds the stream."""
+        self._kept = np.zeros(0, np.float32)
+
     @property
     def waiting_samples(self) -> int:
         """Samples kept for chunks to come, the history that they need included."""

@@ -389,6 +389,7 @@ class Stream:
         if not self._released:
             self._leave_barrier()
             self._released = True
+            self._buffer.forget()
             self._recognizer.release(self)
 
 
