@@ -81,7 +81,8 @@ class AsrConfig:
     max_symbols: int = _option(10, "Most labels the greedy decoder emits per encoder frame.", ge=1, le=1000)
     cuda_graphs: bool = _option(False, "Replay the steady encoder step as one CUDA graph; no effect without CUDA.")
     pipeline: Literal["fused", "staged"] = Field(
-        "fused", description="fused: one stage per step; staged: front end, encoder, predictor and joint batch apart."
+        default="fused",
+        description="fused: one stage per step; staged: front end, encoder, predictor and joint batch apart.",
     )
     batch_buckets: tuple[_Items, ...] | None = Field(
         default=None, description="Batch sizes that the graphed step is padded up to; none takes powers of two."
