@@ -7,6 +7,8 @@ import json
 import os
 import queue
 import re
+import subprocess
+import sys
 import threading
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -170,6 +172,19 @@ def test_the_engine_refuses_a_wrong_configuration():
     commands.put({"config": {"asr": {"modle": "x"}}})
     with pytest.raises(ConfigError, match="did you mean model"):
         live_engine.serve(commands, lambda report: None)
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "report"),
+    [("", 0, None), ('{"config": {"asr": {"modle": "x"}}}', 1, {"kind": "error"})],
+    ids=["its starter is gone", "wrong key"],
+)
+def test_the_engines_process_ends_with_its_input_and_reports_what_was_wrong(given, code, report):
+    command = [sys.executable, "-m", "workbench.show.live_engine"]
+    done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == code
+    lines = [json.loads(line)["kind"] for line in done.stdout.splitlines()]
+    assert lines == ([report["kind"]] if report else [])
 
 
 def test_lines_become_commands_and_their_end_becomes_none():
