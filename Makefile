@@ -25,7 +25,7 @@ check: $(STAMP)
 	$(BIN)/lint-imports
 
 lab: $(STAMP)
-	cd notebooks && ../$(BIN)/jupyter lab 00_start.ipynb
+	cd notebooks && $(abspath $(BIN))/jupyter lab 00_start.ipynb
 
 lock:
 	uv pip compile pyproject.toml --extra dev --universal --python-version 3.10 --no-annotate --no-header | \

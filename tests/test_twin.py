@@ -15,7 +15,7 @@ from workbench.config import Config, LoadConfig, load_config
 from workbench.errors import ConfigError, RecordError
 from workbench.geometry import StreamGeometry
 from workbench.measure.loadgen import Schedule, build_schedule, run_record
-from workbench.measure.twin import CostTable, simulate
+from workbench.measure.twin import CostTable, _step_keys, simulate
 from workbench.results import Record
 
 GEOMETRY = StreamGeometry(56, 0)
@@ -55,10 +55,22 @@ def test_a_lone_stream_pays_the_delay_and_the_step_or_with_its_cohort_known_the_
     waiting = simulate(config, table, schedule)
     assert waiting.numbers["latency_p50_ms"] == pytest.approx(17.0)
     assert waiting.numbers["latency_p99_ms"] == pytest.approx(17.0)
-    assert set(waiting.counters["reasons"]) == {"deadline"}
+    assert waiting.numbers["final_p50_ms"] == pytest.approx(12.0), "the end of an utterance waits for nobody"
+    assert set(waiting.counters["reasons"]) == {"deadline", "cohort"}
+    assert waiting.counters["reasons"]["cohort"] == waiting.numbers["final_n"]
     known = simulate(config, table, schedule, cohort=1)
     assert known.numbers["latency_p99_ms"] == pytest.approx(12.0)
     assert set(known.counters["reasons"]) == {"cohort"}
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_chunk_cut_by_the_end_shares_a_batch_with_full_ones_exactly_when_batching(enabled: bool) -> None:
+    schedule = scheduled(configured(1), [7_000, 64_001])
+    keys = {key for key in _step_keys(schedule, extend=enabled) if key is not None}
+    assert schedule.cut.any()
+    assert any(cut for _, _, cut in keys) == (not enabled)
+    if enabled:
+        assert {mel for mel, _, _ in keys} == {GEOMETRY.chunk(index).input_mel_frames for index in range(3)}
 
 
 @pytest.mark.parametrize("extra_ms", [3.0, 11.0])

@@ -144,7 +144,7 @@ def simulate(config: Config, costs: CostTable, schedule: Schedule, cohort: int =
         batching, cap=effective_batch_cap(batching)[0], metrics=StageMetrics(STAGE)
     )
     worker = _Worker(costs, config.load.seed)
-    run = _Run(schedule, batcher, worker, cohort)
+    run = _Run(schedule, batcher, worker, cohort if batching.enabled else None)
     run.play()
     record = run_record(
         "twin", config, schedule, (schedule.due_s, run.completed_s), batcher.metrics.snapshot(), _environment()
@@ -201,14 +201,17 @@ class _Worker:
 class _Run:
     """One pass over a schedule. The next event is the end of the batch in execution; while idle, a chunk falling due or a deadline."""
 
-    def __init__(self, schedule: Schedule, batcher: MicroBatcher[int], worker: _Worker, cohort: int) -> None:
+    def __init__(self, schedule: Schedule, batcher: MicroBatcher[int], worker: _Worker, cohort: int | None) -> None:
+        """cohort: of every submission; None where batching is off."""
         self.now = 0.0
         self.completed_s: list[float] = [math.nan] * len(schedule)
-        self._batcher, self._worker, self._cohort = batcher, worker, cohort
+        self._batcher, self._worker = batcher, worker
+        # Batched, the end of an utterance leaves without waiting for company, as it does live.
+        self._cohort = np.where(schedule.final & (cohort is not None), 1, cohort or 0).tolist()
         self._due_s: list[float] = schedule.due_s.tolist()
         self._streams = schedule.streams
         self._utterance: list[int] = schedule.utterance.tolist()
-        self._keys = _step_keys(schedule)
+        self._keys = _step_keys(schedule, extend=cohort is not None)
         self._busy = [False] * len(schedule.utterances)
         self._backlog: dict[int, deque[int]] = {}
         self._running: Batch[int] | None = None
@@ -251,7 +254,7 @@ class _Run:
             return
         self._busy[utterance] = True
         try:
-            self._batcher.submit(row, key, now, self._cohort)
+            self._batcher.submit(row, key, now, self._cohort[row])
         except QueueFull as full:
             raise RecordError(
                 f"load: QueueFull at {now:.2f} s ({full}); this configuration does not carry {self._streams} streams"
@@ -274,10 +277,21 @@ class _Run:
                     del backlogs[utterance]
 
 
-def _step_keys(schedule: Schedule) -> list[StepKey | None]:
-    """The compatibility key of every row; None where nothing is left to compute."""
+def _step_keys(schedule: Schedule, extend: bool) -> list[StepKey | None]:
+    """The compatibility key of every row; None where nothing is left to compute.
+
+    extend: as the runtime does when it batches, a chunk that the end cut short is filled up to its full length and shares a key with
+    full ones. What is full for the first, the second and any later chunk is read off the rows that are not cut.
+    """
+    mel_frames, cut = schedule.mel_frames.copy(), schedule.cut.copy()
+    place = np.minimum(schedule.chunk_index, 2)
+    for number in range(3) if extend else ():
+        full = mel_frames[(place == number) & ~cut & (mel_frames > 0)]
+        filled = (place == number) & cut
+        if full.size and filled.any():
+            mel_frames[filled], cut[filled] = full[0], False
     # One integer per key: numpy finds the distinct ones of a column twenty times faster than those of rows.
-    codes = (schedule.mel_frames << 32) + (schedule.drop_encoded << 1) + schedule.cut
+    codes = (mel_frames << 32) + (schedule.drop_encoded << 1) + cut
     unique, inverse = np.unique(codes, return_inverse=True)
     keys = [(code >> 32, (code & 0xFFFFFFFF) >> 1, bool(code & 1)) for code in unique.tolist()]
     return [keys[index] if keys[index][0] else None for index in inverse.tolist()]
