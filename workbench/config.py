@@ -75,7 +75,8 @@ class AsrConfig:
         default="float32", description="Weights, activations and caches."
     )
     att_context_size: Context | None = Field(
-        default=None, description="[left, right] in encoder frames of 80 ms; none takes the model's own default."
+        default=None,
+        description="[left, right] in encoder frames of 80 ms; none takes the model's own default (the demo model: [56, 0]).",
     )
     channel: int = _option(0, "Channel used of multi-channel audio.", ge=0, le=63)
     max_symbols: int = _option(10, "Most labels the greedy decoder emits per encoder frame.", ge=1, le=1000)
