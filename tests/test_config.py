@@ -80,6 +80,12 @@ def test_empty_files_are_the_defaults(tmp_path, text):
     assert load_config(path) == Config()
 
 
+def test_a_key_given_twice_is_refused(tmp_path):
+    (tmp_path / "c.yaml").write_text("asr:\n  batching:\n    max_batch_size: 4\n    max_batch_size: 8\n")
+    with pytest.raises(ConfigError, match=r"c\.yaml: .*'max_batch_size' is given twice.*line 4"):
+        load_config(tmp_path / "c.yaml")
+
+
 @pytest.mark.parametrize("text", ["[1, 2]", "asr: [", "\x00", "just text"])
 def test_files_that_are_no_mapping_are_refused_by_name(tmp_path, text):
     path = tmp_path / "c.yaml"

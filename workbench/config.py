@@ -111,6 +111,23 @@ class Config:
     load: LoadConfig = Field(default_factory=lambda: LoadConfig())
 
 
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML in which a key given twice is an error: the second would silently win."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
+                raise yaml.constructor.ConstructorError(None, None, f"key {key.value!r} is given twice", key.start_mark)
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
+
+def parse_yaml(text: str) -> Any:
+    """YAML text as plain data. Raises yaml.YAMLError, also for a key that is given twice."""
+    return yaml.load(text, Loader=_UniqueKeys)
+
+
 def load_config(source: str | Path | Mapping[str, Any] | None = None, overrides: Iterable[str] = ()) -> Config:
     """Read a YAML file (or mapping), apply `key=value` overrides with dotted keys, and validate strictly.
 
@@ -183,7 +200,7 @@ def field_path_type(path: str) -> tuple[Any, dict[str, Any]]:
 
 def _read_yaml(path: str | Path) -> dict[str, Any]:
     try:
-        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        data = parse_yaml(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -24,7 +24,7 @@ import yaml
 from pydantic import ConfigDict, Field, StringConstraints
 from pydantic.dataclasses import dataclass
 
-from workbench.config import Config, build, to_dict
+from workbench.config import Config, build, parse_yaml, to_dict
 from workbench.errors import ConfigError, StudyError
 from workbench.tuning.space import Space
 
@@ -104,7 +104,7 @@ def load_study(source: str | Path) -> StudySpec:
     path = Path(source)
     path = path / STUDY_FILE if path.is_dir() else path
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = parse_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise StudyError(
             f"{path}: no study there ({error.strerror}); a study is a folder with a {STUDY_FILE}"
