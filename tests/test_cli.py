@@ -125,6 +125,35 @@ def test_costs_then_twin_then_show(run, tmp_path):
     assert code == 0 and "steady" in out
 
 
+def test_the_twin_refuses_what_its_costs_do_not_stand_for(run, project, tmp_path):
+    costs = project / "notebooks" / "records" / "costs_demo_cpu.json"
+    load = ["-s", "load.streams=2", "-s", "load.seconds=2"]
+    code, out, _ = run("twin", costs, *load, "--json")
+    assert code == 0 and json.loads(out)["config"]["asr"]["att_context_size"] == [56, 1]
+    for contradiction in ("asr.att_context_size=[56,13]", "asr.model=tiny", "asr.dtype=bfloat16"):
+        code, _, err = run("twin", costs, *load, "-s", contradiction)
+        assert code == 2 and "the costs were measured with" in err
+    (tmp_path / "study.yaml").write_text("name: s\nspace:\n  asr.dtype: {choices: [float32, bfloat16]}\n")
+    code, _, err = run("tune", tmp_path, "--costs", costs)
+    assert code == 2 and "does not model" in err
+    (tmp_path / "study.yaml").write_text("name: s\nspace:\n  asr.batching.max_batch_size: {float: [1, 8]}\n")
+    code, _, err = run("tune", tmp_path, "--costs", costs)
+    assert code == 2 and "whole numbers" in err
+
+
+def test_every_committed_record_can_be_shown(run, project):
+    found = [*project.glob("studies/h200/*.json"), *project.glob("notebooks/records/*.json")]
+    assert len(found) > 3
+    for path in found:
+        code, out, err = run("show", path)
+        assert code == 0 and out, (path, err)
+
+
+def test_an_unwritable_output_is_one_line(run, mixed, tmp_path):
+    code, _, err = run("transcribe", mixed / "good.wav", *TINY, "--output", tmp_path)
+    assert code == 2 and "cannot be written" in err and "Traceback" not in err
+
+
 def test_paced_run_has_no_mismatches(run):
     arguments = ["-s", "load.streams=2", "-s", "load.seconds=2", "-s", "asr.batching.enabled=true"]
     code, out, err = run("bench", "paced", *TINY, *arguments, "--json")

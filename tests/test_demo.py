@@ -79,6 +79,13 @@ def finished_trials_or_none(folder):
         return None
 
 
+def test_two_demos_never_share_a_folder(tmp_path):
+    with demo._alone(tmp_path / "d"), pytest.raises(InputError, match="another demo is running"):
+        demo.run_demo(load_config({}, OVERRIDES), tmp_path / "d", fresh=False)
+    with demo._alone(tmp_path / "d"):
+        pass
+
+
 def test_fresh_never_deletes_a_folder_that_is_not_a_demos(tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work")
     with pytest.raises(InputError, match="not a demo's folder"):

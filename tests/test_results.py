@@ -44,6 +44,22 @@ def test_files_that_are_no_records_are_refused_by_name(tmp_path, text):
         Record.load(tmp_path / "bad.json")
 
 
+@pytest.mark.parametrize("damage", [{"rows": "x"}, {"rows": [1]}, {"numbers": [1]}, {"notes": 5}, {"counters": None}])
+def test_damaged_records_are_refused_by_name(tmp_path, damage):
+    (tmp_path / "bad.json").write_text(json.dumps({"kind": "x", "schema": 1, **damage}))
+    with pytest.raises(RecordError, match=r"bad\.json: damaged"):
+        Record.load(tmp_path / "bad.json")
+
+
+def test_a_place_that_cannot_be_written_is_named_and_left_clean(tmp_path):
+    (tmp_path / "folder").mkdir()
+    for target in (tmp_path / "folder", tmp_path / "folder" / ".." / "file" / "x.json"):
+        (tmp_path / "file").write_text("in the way")
+        with pytest.raises(RecordError, match="cannot be written"):
+            Record(kind="x").save(target)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "folder"]
+
+
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=300))
 def test_percentiles_are_numpys(seconds):
     got = percentiles_ms(seconds, "step")

@@ -96,6 +96,36 @@ def test_manifest_keeps_good_lines_and_numbers_bad_ones(tmp_path, tone):
     assert all("m.jsonl" in str(error) for error in found.errors)
 
 
+def test_a_segment_of_a_file_is_cut_out(tmp_path, tone):
+    soundfile.write(tmp_path / "ok.wav", tone, 16000, subtype="FLOAT")
+    lines = [
+        {"audio_filepath": "ok.wav", "offset": 0.25, "duration": 0.5},
+        {"audio_filepath": "ok.wav", "offset": 0.75},
+        {"audio_filepath": "ok.wav", "offset": 99},
+        {"audio_filepath": "ok.wav", "offset": -2},
+        {"audio_filepath": "ok.wav", "offset": "abc"},
+    ]
+    (tmp_path / "m.jsonl").write_text("\ufeff" + "\r\n".join(map(json.dumps, lines)), encoding="utf-8")
+    found = read_manifest(tmp_path / "m.jsonl")
+    assert [error.line for error in found.errors] == [4, 5]
+    assert np.array_equal(read_audio(found.items[0]), tone[4000:12000])
+    assert np.array_equal(read_audio(found.items[1]), tone[12000:])
+    with pytest.raises(AudioError, match=r"m\.jsonl:3: .*starts at 99 s; the file lasts 1\.000 s"):
+        read_audio(found.items[2])
+
+
+def test_odd_names_rates_and_lines_are_named_and_do_not_end_a_batch(tmp_path, tone):
+    soundfile.write(tmp_path / "slow.wav", tone, 1)
+    with pytest.raises(AudioError, match="sample rate of 1 Hz"):
+        read_audio(tmp_path / "slow.wav")
+    with pytest.raises(AudioError, match="not UTF-8"):
+        read_audio(tmp_path / "bad\udcff.wav")
+    good = json.dumps({"audio_filepath": "a.wav"})
+    (tmp_path / "m.jsonl").write_text("\n".join(["[" * 100_000, '{"duration": ' + "9" * 6000 + "}", good]))
+    found = read_manifest(tmp_path / "m.jsonl")
+    assert [error.line for error in found.errors] == [1, 2] and len(found.items) == 1
+
+
 def test_error_of_a_manifest_item_names_the_line(tmp_path):
     item = AudioItem(tmp_path / "gone.wav", None, tmp_path / "m.jsonl", 3)
     with pytest.raises(AudioError, match=r"m\.jsonl:3: .*gone\.wav: no such file"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -52,13 +53,21 @@ Save = Annotated[Path | None, typer.Option("--output", "-o", help="Also write th
 def main() -> None:
     """Entry point: typed errors become one line and an exit code, never a traceback."""
     try:
-        sys.exit(app(standalone_mode=False) or 0)
+        code = app(standalone_mode=False) or 0
+        if code == 130:  # newer typers turn Ctrl-C into this exit code and say nothing
+            _fail("interrupted", 130)
+        sys.exit(code)
     except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted", 130)
     except InputError as error:
         _fail(str(error), 2)
     except (QueueFull, ArenaFull, StreamClosed, StepTimeout) as error:
         _fail(f"{type(error).__name__}: {error}", 1)
+    except BrokenPipeError:  # whoever read our output has seen enough
+        sys.stderr.close()
+        os._exit(1)
+    except OSError as error:
+        _fail(f"{error.filename or 'output'}: {error.strerror or error}", 1)
     except Exception as error:
         # Usage errors: their class lives in click or, in newer typers, in a private copy of it.
         if not (hasattr(error, "show") and hasattr(error, "exit_code")):
@@ -153,6 +162,11 @@ def transcribe(
     skipped = record.counters["skipped"]
     for reason in skipped:
         print(f"skipped: {reason}", file=sys.stderr)
+    if not record.numbers.get("wer_clips"):
+        for name in ("wer_clips", "wer_words"):
+            del record.numbers[name]
+        if wer:
+            _say(['no reference text: --wer needs a manifest whose lines have "text"'])
     _give(record, as_json, output, lambda: _numbers(record, wanted=("wer",) if wer else ()))
     if not rows or all(row.error for row in rows):
         raise typer.Exit(2)
@@ -188,7 +202,7 @@ def profile(
     chosen = replace(chosen, **{"asr.cuda_graphs": graphed or chosen.asr.cuda_graphs})
     record = profile_configured(chosen, batch, trace)
     _say(record.notes)
-    _give(record, as_json, output, lambda: _table(record))
+    _give(record, as_json, output, lambda: (_table(record), _numbers(record), print(f"{'trace':28} {trace}")))
 
 
 @profile_app.command("graphed-table")
@@ -348,6 +362,8 @@ def tune(
     record = result.record()
     _say(record.notes)
     _give(record, as_json, None, lambda: print(result.headline))
+    if result.best is None:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -389,7 +405,9 @@ def show(
 
     record = Record.load(record_file)
     _say(record.notes)
-    _give(record, as_json, None, lambda: (_numbers(record), _table(record)))
+    host = record.environment.get("gpu", {}).get("name") or f"{record.environment.get('cpu_cores', '?')} CPU cores"
+    about = f"{record.kind}, {record.created_utc}, {host}, commit {record.environment.get('commit')}\n{record.command}"
+    _give(record, as_json, None, lambda: (print(about), _numbers(record), _table(record)))
 
 
 @app.command()
@@ -450,11 +468,17 @@ def _table(record: Record) -> None:
 
     if not record.rows:
         return
-    columns = [name for name in record.rows[0] if not isinstance(record.rows[0][name], list | dict)]
+    columns = list(dict.fromkeys(n for row in record.rows for n, v in row.items() if not _long(v)))
     table = Table(*columns)
     for row in record.rows:
-        table.add_row(*(f"{row[name]:.4g}" if isinstance(row[name], float) else str(row[name]) for name in columns))
-    Console(width=None if sys.stdout.isatty() else 200).print(table)
+        cells = (row.get(name, "") for name in columns)
+        table.add_row(*(f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in cells))
+    Console(width=None if sys.stdout.isatty() else 16 * len(columns)).print(table)
+
+
+def _long(value: Any) -> bool:
+    """Whether a cell is too much for a table: samples, nested data."""
+    return isinstance(value, dict) or (isinstance(value, list) and len(value) > 3)
 
 
 def _say(notes: Any) -> None:

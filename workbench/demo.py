@@ -9,9 +9,11 @@ one-at-a-time steps could serve, which is where batching matters.
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,6 +95,11 @@ def run_demo(config: Config, out: Path, fresh: bool) -> None:
     if config.asr.att_context_size is None and config.asr.model in ("demo", *SHAPES):
         on_cuda = resolve_device(config.asr.device) != "cpu"
         config = replace(config, **{"asr.att_context_size": list(GPU_CONTEXT if on_cuda else CPU_CONTEXT)})
+    with _alone(out):
+        _run_alone(config, out, fresh)
+
+
+def _run_alone(config: Config, out: Path, fresh: bool) -> None:
     _prepare(config, out, fresh)
     demo = Demo(config, out)
     if (out / "report.html").exists():
@@ -262,6 +269,22 @@ def demo_load(demo: Demo) -> Config:
     return replace(
         demo.config, **{"load.streams": streams, "asr.batching.enabled": True, "asr.batching.state_arena_slots": slots}
     )
+
+
+@contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """Hold the folder: two demos in one would overwrite each other's records."""
+    lock = out.with_name(f".{out.name}.lock")
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("a") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise InputError(f"--out: another demo is running in {out}; wait for it or use another --out") from None
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
 
 
 def _prepare(config: Config, out: Path, fresh: bool) -> None:

@@ -55,14 +55,20 @@ class Record:
     def save(self, path: str | Path) -> Path:
         """Write as JSON, atomically, and return the path. NaN and infinity are refused: they are not JSON."""
         target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
         try:
+            target.parent.mkdir(parents=True, exist_ok=True)
             text = json.dumps(dataclasses.asdict(self), indent=1, allow_nan=False, default=_plain_number)
         except ValueError as error:
             raise RecordError(f"{target}: a number is not finite ({error})") from None
+        except OSError as error:
+            raise RecordError(f"{target}: cannot be written ({error.strerror})") from None
         part = target.with_name(f".{target.name}.{os.getpid()}")
-        part.write_text(text + "\n", encoding="utf-8")
-        part.replace(target)
+        try:
+            part.write_text(text + "\n", encoding="utf-8")
+            part.replace(target)
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            raise RecordError(f"{target}: cannot be written ({error.strerror})") from None
         return target
 
     @classmethod
@@ -72,13 +78,19 @@ class Record:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
             raise RecordError(f"{path}: cannot be read ({error.strerror})") from None
-        except ValueError as error:
-            raise RecordError(f"{path}: not JSON ({error})") from None
+        except (ValueError, RecursionError) as error:
+            raise RecordError(f"{path}: not JSON ({str(error)[:200]})") from None
         names = {f.name for f in dataclasses.fields(cls)}
         if not isinstance(data, dict) or "kind" not in data or not set(data) <= names:
             raise RecordError(f"{path}: not a result record; a record has the keys {', '.join(sorted(names))}")
         if data.get("schema") != SCHEMA:
             raise RecordError(f"{path}: record schema {data.get('schema')}; this version reads {SCHEMA}")
+        shapes = {"config": dict, "numbers": dict, "counters": dict, "environment": dict, "rows": list, "notes": list}
+        wrong = [name for name, kind in shapes.items() if not isinstance(data.get(name, kind()), kind)]
+        if wrong or not all(isinstance(row, dict) for row in data.get("rows", [])):
+            raise RecordError(
+                f"{path}: damaged record; {', '.join(wrong or ['rows'])} is not of the kind that a record has"
+            )
         return cls(**data)
 
 

@@ -9,6 +9,7 @@ Kinds of step differ in shape: `first` (no history), `second` (short history), `
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Literal
 
@@ -91,6 +92,8 @@ def speech_clips(sample_rate_hz: int, sources: Sequence[str] | None = None, limi
             clips.append(read_audio(item, sample_rate_hz))
         except AudioError as error:
             errors.append(error)
+    for error in errors if clips else ():
+        print(f"skipped: {error}", file=sys.stderr)
     if not clips:
         raise errors[0] if errors else ConfigError("audio: nothing was given")
     return clips

@@ -5,7 +5,7 @@
         samples = read_audio(item, sample_rate_hz=16000)     # [samples] float32
     for error in found.errors: print(error)                  # broken manifest lines, paths without audio
 
-soundfile decodes, soxr resamples. A manifest line is `{"audio_filepath": …, "duration": …, "text": …}`; relative paths are taken from
+soundfile decodes, soxr resamples. A manifest line is `{"audio_filepath": …, "duration": …, "text": …}`, with "offset" where it is a segment; relative paths are taken from
 the manifest's folder. Reading never stops a batch: errors are values here and `AudioError` where one file is asked for.
 """
 
@@ -25,6 +25,7 @@ from workbench.errors import AudioError
 
 AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".au", ".w64", ".caf")
 MANIFEST_SUFFIXES = (".json", ".jsonl", ".manifest")
+MIN_RATE_HZ, MAX_RATE_HZ = 1000, 768_000
 SHIPPED_SPEECH = Path(__file__).parents[1] / "data" / "speech" / "manifest.jsonl"
 
 Samples = npt.NDArray[np.float32]
@@ -32,12 +33,17 @@ Samples = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class AudioItem:
-    """One utterance: a file, its reference text where known, and the manifest and line that named it."""
+    """One utterance: a file, its reference text where known, and the manifest and line that named it.
+
+    offset_s: where a manifest line names a segment, its start; it then lasts `duration_s`, or to the end of the file.
+    """
 
     path: Path
     text: str | None = None
     manifest: Path | None = None
     line: int | None = None
+    offset_s: float | None = None
+    duration_s: float | None = None
 
     def error(self, reason: str) -> AudioError:
         """An AudioError that names the manifest line where there is one, else the file."""
@@ -95,7 +101,7 @@ def read_manifest(path: str | Path) -> Found:
     items: list[AudioItem] = []
     errors: list[AudioError] = []
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         return Found([], [AudioError(path, f"the manifest cannot be read ({error})")])
     for number, line in enumerate(lines, start=1):
@@ -107,6 +113,8 @@ def read_manifest(path: str | Path) -> Found:
             errors.append(AudioError(path, f"not JSON ({error.msg} at column {error.colno})", number))
         except AudioError as error:
             errors.append(error)
+        except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets thousands deep
+            errors.append(AudioError(path, f"not JSON that can be read ({type(error).__name__})", number))
     if not items and not errors:
         errors.append(AudioError(path, "the manifest is empty"))
     return Found(items, errors)
@@ -117,17 +125,41 @@ def read_audio(item: AudioItem | str | Path, sample_rate_hz: int = 16000, channe
     import soundfile
 
     item = item if isinstance(item, AudioItem) else AudioItem(Path(item))
+    try:
+        str(item.path).encode("utf-8")
+    except UnicodeEncodeError:
+        raise AudioError(ascii(str(item.path)), "the file name is not UTF-8; rename it") from None
     if not item.path.is_file():
         raise item.error("no such file")
     if item.path.stat().st_size == 0:
         raise item.error("the file is empty (0 bytes)")
     try:
-        data, rate_hz = soundfile.read(item.path, dtype="float32", always_2d=True)
-    except (soundfile.SoundFileError, RuntimeError, TypeError) as error:
+        with soundfile.SoundFile(item.path) as file:
+            rate_hz = file.samplerate
+            if not MIN_RATE_HZ <= rate_hz <= MAX_RATE_HZ:
+                raise item.error(f"a sample rate of {rate_hz} Hz; allowed is {MIN_RATE_HZ} to {MAX_RATE_HZ}")
+            data = _segment(item, file)
+    except AudioError:
+        raise
+    except (soundfile.SoundFileError, RuntimeError, TypeError, OSError, MemoryError) as error:
         raise item.error(f"not audio that can be decoded ({' '.join(str(error).split())})") from None
     if channel >= data.shape[1]:
         raise item.error(f"channel {channel} was asked for; the file has {data.shape[1]}")
     return as_speech(data[:, channel], rate_hz, sample_rate_hz, item)
+
+
+def _segment(item: AudioItem, file: Any) -> Samples:
+    """The samples [frames, channels] of an open file that the item names: all, or its segment."""
+    if item.offset_s is None:
+        return np.asarray(file.read(dtype="float32", always_2d=True))
+    start = round(item.offset_s * file.samplerate)
+    if start >= file.frames:
+        raise item.error(
+            f"the segment starts at {item.offset_s} s; the file lasts {file.frames / file.samplerate:.3f} s"
+        )
+    file.seek(start)
+    frames = -1 if item.duration_s is None else round(item.duration_s * file.samplerate)
+    return np.asarray(file.read(frames, dtype="float32", always_2d=True))
 
 
 def as_speech(samples: npt.ArrayLike, rate_hz: int, sample_rate_hz: int, item: AudioItem | None = None) -> Samples:
@@ -160,5 +192,11 @@ def _manifest_item(manifest: Path, number: int, data: Any) -> AudioItem:
         raise AudioError(manifest, f'"duration" is {duration!r}; allowed is a positive number of seconds', number)
     if text is not None and not isinstance(text, str):
         raise AudioError(manifest, f'"text" is {text!r}; allowed is a string', number)
+    offset = data.get("offset")
+    if offset is not None and (
+        isinstance(offset, bool) or not isinstance(offset, int | float) or not 0 <= offset < 1e9
+    ):
+        raise AudioError(manifest, f'"offset" is {offset!r}; allowed is a number of seconds from 0', number)
     path = Path(data["audio_filepath"])
-    return AudioItem(path if path.is_absolute() else manifest.parent / path, text, manifest, number)
+    path = path if path.is_absolute() else manifest.parent / path
+    return AudioItem(path, text, manifest, number, offset, duration)

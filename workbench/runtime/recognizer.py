@@ -13,6 +13,7 @@ thread. Streams may be opened and driven from any number of threads and asyncio 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -51,6 +52,10 @@ class Recognizer:
         batching = config.asr.batching
         # Where the host's cores are the device, a batch formed before the device is free is only a smaller batch.
         slots = slots or (1 if loaded.device == "cpu" else EXECUTION_SLOTS)
+        if config.asr.cuda_graphs and loaded.device == "cpu":
+            loaded = dataclasses.replace(
+                loaded, notes=(*loaded.notes, "asr.cuda_graphs: no CUDA here, every step runs eagerly")
+            )
         self.loaded, self.config = loaded, config
         self.batch_cap, self.batch_cap_set_by = effective_batch_cap(batching)
         ladder = self._graphed_ladder()

@@ -11,7 +11,8 @@ import dataclasses
 import sys
 from pathlib import Path
 
-from workbench.config import Config
+from workbench.config import AsrConfig, Config, replace
+from workbench.errors import ConfigError, RecordError
 from workbench.geometry import StreamGeometry
 from workbench.measure.twin import CostTable, twin_runner
 from workbench.results import Record
@@ -19,6 +20,8 @@ from workbench.tuning.result import StudyResult
 from workbench.tuning.spec import load_study
 from workbench.tuning.study import tune
 
+# What a simulation can change; anything else changes the costs themselves.
+MODELLED = ("asr.batching.", "load.")
 COSTS_FILE = "costs.json"
 BATCHES = (1, 2, 4, 8, 16)
 
@@ -40,6 +43,13 @@ def run_study(
         costs_configured(spec.configure(base), BATCHES).save(path)
     costs = Record.load(path)
     table = CostTable.from_record(costs)
+    base = as_measured(base, costs)
+    as_measured(spec.configure(base), costs)
+    foreign = [key for key in spec.space if not key.startswith(MODELLED)]
+    if foreign:
+        raise ConfigError(
+            f"space.{foreign[0]}: the twin does not model this key; allowed are {', '.join(f'{m}*' for m in MODELLED)}"
+        )
     evaluate = twin_runner(table, geometry_of(costs), shipped_lengths())
     return tune(base, spec, evaluate, folder=folder, measured_with=table.digest(), progress=sys.stderr.isatty())
 
@@ -47,12 +57,36 @@ def run_study(
 def simulate_configured(config: Config, costs_path: Path) -> Record:
     """One simulated run of `config.load` with the costs of a record."""
     costs = Record.load(costs_path)
+    config = as_measured(config, costs)
     return twin_runner(CostTable.from_record(costs), geometry_of(costs), shipped_lengths())(config)
 
 
+def as_measured(config: Config, costs: Record) -> Config:
+    """`config` with the model, context and precision of the cost record: those are what a simulation stands for.
+
+    Raises ConfigError where the configuration asks for something else than was measured.
+    """
+    geometry, default, changes = geometry_of(costs), AsrConfig(), {}
+    measured = {**costs.config.get("asr", {}), "att_context_size": [geometry.left_frames, geometry.right_frames]}
+    for key in ("model", "att_context_size", "dtype", "cuda_graphs", "max_symbols"):
+        if key not in measured:
+            continue
+        asked = getattr(config.asr, key)
+        asked = list(asked) if isinstance(asked, tuple) else asked
+        if asked not in (getattr(default, key), measured[key]):
+            raise ConfigError(
+                f"asr.{key}: got {asked!r}; the costs were measured with {measured[key]!r}; measure costs for it first"
+            )
+        changes[f"asr.{key}"] = measured[key]
+    return replace(config, **changes)
+
+
 def geometry_of(costs: Record) -> StreamGeometry:
-    """The geometry that a cost record was measured at."""
-    return StreamGeometry(**costs.counters["geometry"])
+    """The geometry that a cost record was measured at. Raises RecordError if it does not say."""
+    try:
+        return StreamGeometry(**costs.counters["geometry"])
+    except (KeyError, TypeError):
+        raise RecordError("the record does not say at what streaming geometry its costs were measured") from None
 
 
 def shipped_lengths(sample_rate_hz: int = 16000) -> list[int]:

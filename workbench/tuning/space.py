@@ -162,6 +162,8 @@ def _choices(path: str, choices: Any) -> Parameter:
 def _range(path: str, kind: Kind, options: Mapping[str, Any]) -> Parameter:
     ends, step, log = options[kind], options.get("step", 0), options.get("log", False)
     numbers = (int,) if kind == "int" else (int, float)
+    if kind == "float" and field_path_type(path)[1]["annotation"] is int:
+        raise _refuse(path, {"float": ends}, "int: [low, high], since this key takes whole numbers")
     if not (
         isinstance(ends, list) and len(ends) == 2 and all(_is(end, numbers) for end in ends) and ends[0] <= ends[1]
     ):
