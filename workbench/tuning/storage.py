@@ -17,6 +17,7 @@ import socket
 import time
 import warnings
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,6 +34,8 @@ from workbench.errors import StudyError
 from workbench.tuning.spec import StudySpec
 
 HEARTBEAT_S = 30
+# A worker names itself in the first instant of a trial; one that is still unnamed after this was killed in that instant.
+UNNAMED_AT_MOST = timedelta(seconds=60)
 GRACE_S = 120
 RETRY_FOR_S = 60.0
 MAX_RETRIES = 2
@@ -96,8 +99,7 @@ def fail_dead_trials(study: optuna.Study) -> int:
         optuna.storages.fail_stale_trials(study)
     dead = 0
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-        host, _, rest = str(trial.user_attrs.get("worker", "")).rpartition(":")[0].rpartition(":")
-        if host == socket.gethostname() and not _alive(int(rest), trial.user_attrs["worker"]):
+        if _abandoned(trial):
             try:
                 study.tell(trial.number, state=TrialState.FAIL)
             except (UpdateFinishedTrialError, ValueError):  # another process was faster
@@ -105,6 +107,15 @@ def fail_dead_trials(study: optuna.Study) -> int:
             requeue(study, trial)
             dead += 1
     return dead
+
+
+def _abandoned(trial: FrozenTrial) -> bool:
+    """Whether a running trial's worker, on this host, is gone, or was killed before it could put its name to the trial."""
+    if "worker" not in trial.user_attrs:
+        started = trial.datetime_start
+        return started is not None and datetime.now() - started > UNNAMED_AT_MOST
+    host, _, rest = str(trial.user_attrs["worker"]).rpartition(":")[0].rpartition(":")
+    return host == socket.gethostname() and not _alive(int(rest), trial.user_attrs["worker"])
 
 
 def requeue(study: optuna.Study, trial: FrozenTrial) -> None:
