@@ -14,8 +14,8 @@ demo: $(STAMP)
 	$(BIN)/workbench demo $(ARGS)
 
 test: check
-	$(BIN)/python -m pytest tests
-	TQDM_DISABLE=1 COLUMNS=100 $(BIN)/python -m pytest --nbval --nbval-cell-timeout 120 --nbval-current-env \
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests
+	TQDM_DISABLE=1 COLUMNS=100 $(BIN)/python -m pytest -n 2 --dist loadfile --nbval --nbval-cell-timeout 120 --nbval-current-env \
 	  --nbval-sanitize-with notebooks/sanitize.cfg --timeout 600 -p no:randomly $(NOTEBOOKS)
 
 check: $(STAMP)
