@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workbench.config import Config, LoadConfig, load_config
+from workbench.config import Config, LoadConfig, load_config, replace
 from workbench.errors import ConfigError, RecordError
 from workbench.geometry import StreamGeometry
 from workbench.measure.loadgen import Schedule, build_schedule, run_record
-from workbench.measure.twin import CostTable, _step_keys, simulate
+from workbench.measure.twin import CostTable, _step_keys, simulate, twin_runner
 from workbench.results import Record
 
 GEOMETRY = StreamGeometry(56, 0)
@@ -32,8 +32,10 @@ def costs(per_batch: dict[int, float], spread: float = 1.0, **extra: Any) -> Cos
 
 
 def configured(streams: int, seconds: float = 4.0, starts: str = "staggered", **batching: Any) -> Config:
-    """Batching on, one arena row per stream."""
-    options = {"enabled": True, "max_batch_size": 8, "max_queue_delay_us": 0, "state_arena_slots": streams, **batching}
+    """Batching on, two arena rows per stream."""
+    options = {
+        "enabled": True, "max_batch_size": 8, "max_queue_delay_us": 0, "state_arena_slots": 2 * streams, **batching
+    }  # fmt: skip
     return load_config(
         {"asr": {"batching": options}, "load": {"streams": streams, "seconds": seconds, "starts": starts}}
     )
@@ -171,15 +173,80 @@ def test_the_same_inputs_give_the_same_record_and_the_seed_changes_the_draws() -
 
 
 def test_batching_off_is_one_stream_at_a_time_with_no_wait() -> None:
-    config = configured(4, enabled=False, max_queue_delay_us=50_000, state_arena_slots=1)
+    config = configured(4, enabled=False, max_queue_delay_us=50_000)
     stage = simulate(config, costs({1: 3.0}), scheduled(config)).counters
     assert stage["batch_sizes"].keys() == {"1"} and stage["queue_wait_p50_ms"] < 3.0
 
 
 def test_more_streams_than_rows_are_refused_with_the_key() -> None:
-    config = configured(5, state_arena_slots=4)
-    with pytest.raises(ConfigError, match="state_arena_slots: got 4 for 5 live streams"):
+    config = configured(5, state_arena_slots=9)
+    with pytest.raises(ConfigError, match=r"state_arena_slots: got 9 for load\.streams = 5; allowed is at least 10"):
         simulate(config, costs({1: 1.0}), scheduled(config))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"streams": 100_000}, "allowed is at least 200000"),
+        ({"streams": 30_000, "seconds": 3600.0}, "the twin simulates at most"),
+    ],
+)
+def test_a_load_beyond_reason_is_refused_before_its_schedule_is_built(
+    changes: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workbench.measure.twin.build_schedule", lambda *_: pytest.fail("a schedule was built"))
+    config = load_config({"asr": {"batching": {"state_arena_slots": 65536}}, "load": changes})
+    with pytest.raises(ConfigError, match=message):
+        twin_runner(costs({1: 1.0}), GEOMETRY, CLIPS)(config)
+
+
+def graphed(streams: int, buckets: list[int] | None, **options: Any) -> Config:
+    """The steady step as CUDA graphs of these batch sizes."""
+    return replace(configured(streams, **options), **{"asr.cuda_graphs": True, "asr.batch_buckets": buckets})
+
+
+def test_a_graphed_batch_costs_its_bucket_and_the_padding_is_counted() -> None:
+    table = costs({1: 2.0, 8: 9.0})
+    config = graphed(3, [8], seconds=6.0, starts="aligned")
+    schedule = scheduled(config, [96_000])
+    padded = simulate(config, table, schedule)
+    exact = simulate(graphed(3, [1, 2, 3, 8], seconds=6.0, starts="aligned"), table, schedule)
+    eager = simulate(configured(3, seconds=6.0, starts="aligned"), table, schedule)
+    assert padded.numbers["latency_p50_ms"] == pytest.approx(9.0) and padded.counters["padding_rows"] > 0
+    assert exact.numbers["latency_p50_ms"] == pytest.approx(4.0) == eager.numbers["latency_p50_ms"]
+    assert exact.counters["padding_rows"] == 0 == eager.counters["padding_rows"]
+    steady = padded.counters["items"] - 3  # the first chunk of each stream never runs as a graph
+    assert padded.numbers["padding_rows_share"] == pytest.approx(5 / 8 * steady / (3 / 8 * 3 + steady), rel=0.05)
+    assert (padded.numbers["graphs"], exact.numbers["graphs"]) == (1, 4) and "graphs" not in eager.numbers
+    with pytest.raises(ConfigError, match="batch ladder: got a top of 4; allowed is 8"):
+        simulate(graphed(4, [1, 4]), table, schedule)
+
+
+def test_what_capturing_the_ladder_takes_is_told_where_it_was_measured() -> None:
+    rows: list[dict[str, Any]] = [{"stage": "step", "batch": 1, "shape": "steady", "ms_p50": 1.0, "ms_p95": 1.0}]
+    rows += [{"stage": "capture", "batch": b, "capture_ms": 100.0 + b, "bytes": b * 2**20} for b in (1, 4, 8)]
+    table = CostTable.from_record(Record(kind="costs", rows=rows))
+    config = graphed(2, [1, 2, 16], seconds=2.0)
+    numbers = simulate(config, table, scheduled(config)).numbers
+    assert numbers["graph_memory_mib"] == pytest.approx(1 + 2 + 16)
+    assert numbers["graph_capture_ms"] == pytest.approx(101 + 102 + 2 * 108)
+    assert "graph_memory_mib" not in simulate(config, costs({1: 1.0}), scheduled(config)).numbers
+    assert table.digest() != costs({1: 1.0}).digest()
+
+
+def test_coordinated_streams_wait_for_each_other_and_lone_ones_do_not() -> None:
+    table = costs({1: 2.0, 8: 3.0})
+    alone = replace(configured(1, ingress_cohort_delay_us=30_000), **{"load.coordinated": True})
+    assert simulate(alone, table, scheduled(alone, [96_000])).numbers["latency_p99_ms"] == pytest.approx(2.0)
+    config = configured(6, seconds=8.0, ingress_cohort_delay_us=40_000)
+    schedule = scheduled(config, [128_000])
+    apart = simulate(config, table, schedule)
+    together = simulate(replace(config, **{"load.coordinated": True}), table, schedule)
+    assert together.counters["batch_size_mean_items"] > 1.5 * apart.counters["batch_size_mean_items"]
+    assert together.numbers["latency_p95_ms"] > apart.numbers["latency_p95_ms"]
+    assert together.numbers["latency_p99_ms"] <= 40.0 + 6 * 3.0, "the window bounds the wait"
+    assert together.counters["ingress_reasons"] and "ingress_reasons" not in apart.counters
+    assert together.counters["items"] == apart.counters["items"]
 
 
 def test_a_run_has_the_names_of_every_run_and_says_what_was_guessed() -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -85,7 +86,7 @@ class AsrConfig:
         default="fused",
         description="fused: one stage per step; staged: front end, encoder, predictor and joint batch apart.",
     )
-    batch_buckets: tuple[_Items, ...] | None = Field(
+    batch_buckets: Annotated[tuple[_Items, ...], Field(min_length=1)] | None = Field(
         default=None, description="Batch sizes that the graphed step is padded up to; none takes powers of two."
     )
     batching: BatchingConfig = Field(default_factory=lambda: BatchingConfig())
@@ -101,6 +102,7 @@ class LoadConfig:
         default="staggered", description="Phases spread over one chunk, or all equal."
     )
     seed: int = _option(0, "Seed of the phases and of which clip a stream speaks.", ge=0)
+    coordinated: bool = _option(False, "Streams pass the ingress barrier, as those of network clients do.")
 
 
 @dataclass(frozen=True, kw_only=True, config=_STRICT)
@@ -180,6 +182,17 @@ def effective_batch_cap(batching: BatchingConfig) -> tuple[int, str]:
     return limits[key], key
 
 
+def check_rows(config: Config) -> None:
+    """Raises ConfigError where `load.streams` do not fit the arena: a stream that ends one utterance and begins the next holds two rows for a
+    moment, so it needs two."""
+    streams, rows = config.load.streams, config.asr.batching.state_arena_slots
+    if rows < 2 * streams:
+        raise ConfigError(
+            f"asr.batching.state_arena_slots: got {rows} for load.streams = {streams}; allowed is at least {2 * streams}, two rows a stream: "
+            "one that ends an utterance and begins the next holds both for a moment"
+        )
+
+
 def field_path_type(path: str) -> tuple[Any, dict[str, Any]]:
     """Default and constraints (`ge`, `le`, …, `description`) of a dotted key; ConfigError if it does not exist."""
     cls: Any = Config
@@ -244,9 +257,22 @@ def _explain(cls: type, finding: Any, root: str) -> str:
     if kind == "missing":
         return f"{path}: missing; it has no default"
     message = finding["msg"].removeprefix("Input should be ").removeprefix("a valid ")
+    if kind == "too_short":
+        message = "at least one value"
+    if kind.startswith(("int", "float")) and (number := number_in(got)) is not None:
+        message += f"; YAML reads {got} as text, write {number:g}"
     if kind == "string_pattern_mismatch":
         message = f"text matching {finding['ctx']['pattern']}"
     return f"{path}: got {got!r} ({type(got).__name__}); allowed is {message}"
+
+
+def number_in(value: Any) -> float | None:
+    """The number that a text spells where YAML does not see one: `1e1` has neither point nor sign, so YAML 1.1 takes it for text."""
+    try:
+        number = float(value) if isinstance(value, str) else math.nan
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 def _known(cls: Any, location: Iterable[Any]) -> list[str]:

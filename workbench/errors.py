@@ -38,6 +38,14 @@ class RecordError(InputError):
     """A result record or a profiler trace that cannot be read, or whose numbers would be wrong if printed."""
 
 
+class GeneratorLagged(RecordError):
+    """A paced run whose own load generator was late: nothing was measured, and the recogniser is not to blame."""
+
+
+class LoadNotCarried(RecordError):
+    """A paced run that was refused work or fell too far behind: the configuration does not carry that many streams."""
+
+
 class StudyError(InputError):
     """A tuning study that cannot be run as described."""
 

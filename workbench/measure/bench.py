@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from workbench.config import Config, replace, to_dict
+from workbench.config import Config, check_rows, replace, to_dict
 from workbench.errors import ConfigError
 from workbench.measure.compare import Compare, compare_batching, compare_nemo, sized_for
 from workbench.measure.costs import measure_costs
@@ -71,9 +71,9 @@ def bench_asr(
 
 
 def paced_configured(config: Config, audio: Sequence[str] | None, progress: Callable[[float], None]) -> Record:
-    """One paced run of `config.load` on a fresh recogniser."""
-    slots = max(config.asr.batching.state_arena_slots, 2 * config.load.streams)
-    with Recognizer.open(replace(config, **{"asr.batching.state_arena_slots": slots})) as recognizer:
+    """One paced run of `config.load` on a fresh recogniser. Raises ConfigError if its streams do not fit `state_arena_slots`."""
+    check_rows(config)
+    with Recognizer.open(config) as recognizer:
         clips = speech_clips(recognizer.loaded.geometry.sample_rate_hz, audio)
         recognizer.warm_up()
         return run_paced(recognizer, clips, config.load, progress)

@@ -1,0 +1,150 @@
+"""Measured costs as a table that a simulation can ask: milliseconds of a step by kind and batch size, with their spread.
+
+    table = CostTable.from_record(Record.load("runs/costs.json"))
+    table.quantiles_ms("steady", 8)      # 257 quantiles of a step of 8 streams
+    table.capture((1, 4, 16))            # milliseconds and bytes of the CUDA graphs of three batch sizes
+
+Between measured batch sizes costs are interpolated; beyond them they are continued in a straight line, which the twin counts and says.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workbench.errors import RecordError
+from workbench.results import Record
+
+STAGE = "step"
+CAPTURE = "capture"
+# (mel frames fed, outputs dropped, cut by the end): what the recogniser's own steps must share to run as one batch.
+StepKey = tuple[int, int, bool]
+GRID = np.linspace(0.0, 1.0, 257)
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """Milliseconds of one step: per shape the measured batch sizes (ascending) and, for each, a row of quantiles on an even grid.
+
+    Shapes are the kinds of step `first`, `second`, `steady` and `cut`; mel_frames: what each was fed, where the record says so;
+    captures: per batch size the milliseconds and bytes of its CUDA graphs, where they were measured.
+    """
+
+    curves: dict[str, tuple[tuple[int, ...], Floats]]
+    mel_frames: dict[str, int]
+    captures: dict[int, tuple[float, float]] = field(default_factory=dict)
+
+    @classmethod
+    def from_record(cls, record: Record, stage: str = STAGE) -> CostTable:
+        """Read rows {stage, batch, shape, mel_frames, ms_p50, ms_p95, samples_ms}; mel_frames and samples_ms (a list) may be absent.
+
+        Rows {stage: capture, batch, capture_ms, bytes} tell what the graphs of a batch size take. Without samples the lower half of the spread is the median and the upper half runs through the 95th percentile.
+        Raises RecordError for another kind of record, no rows of the stage, or costs that are not positive numbers.
+        """
+        if record.kind != "costs":
+            raise RecordError(f"got a record of kind {record.kind!r}; a cost table is one of kind 'costs'")
+        found: dict[str, dict[int, Floats]] = {}
+        mel_frames: dict[str, int] = {}
+        for row in record.rows:
+            if row.get("stage") == stage:
+                shape = str(row["shape"])
+                found.setdefault(shape, {})[int(row["batch"])] = row_quantiles(row)
+                if "mel_frames" in row:
+                    mel_frames[shape] = int(row["mel_frames"])
+        if not found:
+            stages = sorted({str(row.get("stage")) for row in record.rows})
+            raise RecordError(f"costs: no rows of stage {stage!r}; the record has {', '.join(stages) or 'no rows'}")
+        curves = {s: (tuple(sorted(b)), np.stack([b[size] for size in sorted(b)])) for s, b in found.items()}
+        captures = {
+            int(row["batch"]): (float(row["capture_ms"]), float(row["bytes"]))
+            for row in record.rows
+            if row.get("stage") == CAPTURE
+        }
+        return cls(curves, mel_frames, captures)
+
+    def shape_for(self, key: StepKey) -> str:
+        """The measured shape that stands for a key: its kind of step, else `steady`, else whatever was measured."""
+        mel_frames, drop_encoded, cut = key
+        kinds = ["cut"] if cut else [kind for kind in ("steady", "second") if self.mel_frames.get(kind) == mel_frames]
+        kinds += ["steady" if drop_encoded else "first", "steady", *self.curves]
+        return next(kind for kind in kinds if kind in self.curves)
+
+    def covers(self, shape: str, batch: int) -> bool:
+        """Whether a batch size lies between measured ones."""
+        batches = self.curves[shape][0]
+        return batches[0] <= batch <= batches[-1]
+
+    def quantiles_ms(self, shape: str, batch: int) -> Floats:
+        """Quantiles of the cost at a batch size: linear between the measured sizes, and on along the last two beyond them.
+
+        A larger batch is never taken to cost less than the largest measured one, a smaller one never less than its share.
+        """
+        batches, grid = self.curves[shape]
+        if len(batches) == 1:
+            return np.asarray(grid[0] * max(1.0, batch / batches[0]))
+        high = min(max(int(np.searchsorted(batches, batch)), 1), len(batches) - 1)
+        weight = (batch - batches[high - 1]) / (batches[high] - batches[high - 1])
+        line = (1 - weight) * grid[high - 1] + weight * grid[high]
+        if weight > 1:
+            line = np.maximum(line, grid[high])
+        if weight < 0:
+            line = np.maximum(line, grid[0] * batch / batches[0])
+        return np.asarray(line)
+
+    def capture(self, ladder: Sequence[int]) -> tuple[float, float] | None:
+        """Milliseconds to capture the graphs of these batch sizes and the bytes that they hold; None where that was not measured.
+
+        Linear between the measured sizes; beyond the largest in proportion to the batch.
+        """
+        if not self.captures:
+            return None
+        sizes = sorted(self.captures)
+        beyond = [max(1.0, size / sizes[-1]) for size in ladder]
+        totals = [
+            float(np.dot(np.interp(ladder, sizes, [self.captures[size][part] for size in sizes]), beyond))
+            for part in (0, 1)
+        ]
+        return totals[0], totals[1]
+
+    def busy_streams(self, chunk_s: float, busy_share: float = 0.6) -> int:
+        """The most streams whose steady steps, all in one batch, keep the worker busy for `busy_share` of a chunk; at least 1.
+
+        Never more than the largest measured batch: a load to tune on, where neither one-by-one nor waiting for all is best.
+        """
+        shape = self.shape_for((self.mel_frames.get("steady", 0), 2, False))
+        fits = [
+            batch
+            for batch in range(1, self.curves[shape][0][-1] + 1)
+            if self.quantiles_ms(shape, batch)[GRID.size // 2] <= busy_share * chunk_s * 1e3
+        ]
+        return max(fits, default=1)
+
+    def digest(self) -> str:
+        """A short fingerprint: results that rest on different measurements must not be pooled."""
+        plain: dict[str, Any] = {shape: [b, grid.tolist()] for shape, (b, grid) in sorted(self.curves.items())}
+        if self.captures:
+            plain[CAPTURE] = sorted(self.captures.items())
+        return hashlib.sha256(json.dumps(plain).encode()).hexdigest()[:12]
+
+
+def row_quantiles(row: dict[str, Any]) -> Floats:
+    """Quantiles in milliseconds on the grid, of a row's samples or else of its p50 and p95. Raises RecordError if one is not positive."""
+    samples = row.get("samples_ms")
+    if samples:
+        values = np.quantile(np.asarray(samples, dtype=np.float64), GRID)
+    else:
+        p50, p95 = float(row["ms_p50"]), float(row["ms_p95"])
+        values = p50 + np.maximum(GRID - 0.5, 0.0) * (p95 - p50) / 0.45
+    if not np.isfinite(values).all() or values[0] <= 0 or int(row["batch"]) < 1:
+        raise RecordError(
+            f"costs: row with batch {row['batch']}, shape {row['shape']!r} has costs that are not positive"
+        )
+    return np.asarray(values)
