@@ -81,6 +81,13 @@ class AsrConfig:
     )
     channel: int = _option(0, "Channel used of multi-channel audio.", ge=0, le=63)
     max_symbols: int = _option(10, "Most labels the greedy decoder emits per encoder frame.", ge=1, le=1000)
+    label_rate_hz: float | None = _option(
+        None,
+        "Random weights only: labels per second of audio that the decoder is set to emit; none leaves it as drawn.",
+        gt=0,
+        le=100,
+        allow_inf_nan=False,
+    )
     cuda_graphs: bool = _option(False, "Replay the steady encoder step as one CUDA graph; no effect without CUDA.")
     pipeline: Literal["fused", "staged"] = Field(
         default="fused",

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from workbench.config import Config, LoadConfig, to_dict
-from workbench.errors import ConfigError, RecordError
+from workbench.errors import ConfigError, GeneratorLagged, RecordError
 from workbench.geometry import StreamGeometry
 from workbench.results import Record, environment, percentiles_ms
 
@@ -130,7 +130,7 @@ def summarise(
 
     `latency_*` covers rows inside an utterance, `final_*` the end of each utterance, both counted from the due time; `late_share` is
     the share of all rows that completed more than one chunk after they were due. A kind without rows has its `_n` = 0 and no
-    percentiles. Raises RecordError if a row never completed or the generator's p99 lateness exceeds `bound_s`.
+    percentiles. Raises RecordError if a row never completed, GeneratorLagged if the generator's p99 lateness exceeds `bound_s`.
     """
     sent, completed = _times(schedule, sent_s, "sent"), _times(schedule, completed_s, "completed")
     if np.any(completed < sent) or np.any(sent < schedule.due_s - 1e-3):
@@ -139,7 +139,7 @@ def summarise(
     bound = lateness_bound_s(schedule.chunk_s) if bound_s is None else bound_s
     behind_s = float(np.percentile(lateness, 99))
     if behind_s > bound:
-        raise RecordError(
+        raise GeneratorLagged(
             f"generator lagged: 99 % of chunks were sent within {behind_s * 1e3:.1f} ms of when they were due; allowed is "
             f"{bound * 1e3:.1f} ms. The latencies would be the generator's: lower load.streams or free a core"
         )

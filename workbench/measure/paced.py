@@ -5,7 +5,8 @@
     record.numbers["latency_p95_ms"], record.numbers["late_share"]
 
 Open loop: the generator follows the schedule whether or not the recogniser keeps up, so backlog shows as latency. Completion times are
-taken where a batch ends, in the worker's thread. A run whose generator itself lagged is refused (see `loadgen.summarise`).
+taken where a batch ends, in the worker's thread. A run whose generator itself lagged is refused (see `loadgen.summarise`). A run that fails
+leaves no stream behind, so that the recogniser can be used for the next one.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 
 from workbench.clock import MonotonicClock
 from workbench.config import Config, LoadConfig
-from workbench.errors import ArenaFull, ConfigError, QueueFull, RecordError, StepTimeout
+from workbench.errors import ArenaFull, ConfigError, LoadNotCarried, QueueFull, RecordError, StepTimeout
 from workbench.measure.loadgen import Schedule, build_schedule, run_record
 from workbench.model.speech import Samples
 from workbench.results import Record
@@ -27,6 +29,17 @@ from workbench.runtime.recognizer import Event, Recognizer, Stream
 
 _LEAD_S = 0.1
 _SWITCH_S = 0.0005
+_QUIET_S = 10.0
+
+
+@dataclass(frozen=True)
+class PacedOptions:
+    """compare: recognise every clip alone afterwards and count transcripts that differ; most_late_share: give the run up once more of
+    its chunks than this share were late by a chunk (1: never); drain_timeout_s: bound on the backlog after the load's end."""
+
+    compare: bool = True
+    most_late_share: float = 1.0
+    drain_timeout_s: float = 60.0
 
 
 def run_paced(
@@ -34,29 +47,34 @@ def run_paced(
     clips: Sequence[Samples],
     load: LoadConfig,
     progress: Callable[[float], None] = lambda seconds: None,
-    drain_timeout_s: float = 60.0,
+    options: PacedOptions | None = None,
 ) -> Record:
-    """Play `load` against `recognizer` and return the record of latencies, batches and transcripts that differ from a lone run.
+    """Play `load` against `recognizer` and return the record of latencies, batches and, if wanted, transcripts that differ from a lone run.
 
-    Raises ConfigError if the arena has fewer rows than streams, RecordError if chunks were refused or the generator lagged,
-    StepTimeout if the backlog does not drain within the bound.
+    Raises ConfigError if the arena has fewer rows than streams, LoadNotCarried if chunks were refused or the run was given up,
+    GeneratorLagged if the generator was late, StepTimeout if the backlog does not drain within the bound.
     """
+    options = options or PacedOptions()
     if recognizer.arena.rows < load.streams:
         raise ConfigError(
             f"asr.batching.state_arena_slots: {recognizer.arena.rows} rows for load.streams = {load.streams} live streams; allowed is at "
             "least as many"
         )
     schedule = build_schedule(load, recognizer.loaded.geometry, [clip.size for clip in clips])
-    run = _Run(recognizer, schedule, clips)
+    run = _Run(recognizer, schedule, clips, options, load.coordinated)
     with _prompt_threads():
-        run.play(progress)
-        run.drain(drain_timeout_s)
+        try:
+            run.play(progress)
+            run.drain()
+        finally:
+            run.abandon()
     config = Config(asr=recognizer.config.asr, load=load)
     times_s = (run.sent_s, run.completed_s)
     record = run_record(
         "paced", config, schedule, times_s, {**recognizer.metrics.snapshot(), **recognizer.arena.snapshot()}
     )
-    record.numbers.update(transcript_mismatches=run.mismatches(), transcripts_compared=run.compared)
+    if options.compare:
+        record.numbers.update(transcript_mismatches=run.mismatches(), transcripts_compared=run.compared)
     record.notes.extend(recognizer.loaded.notes)
     return record
 
@@ -64,8 +82,16 @@ def run_paced(
 class _Run:
     """One playing of a schedule; times are seconds on the schedule's axis."""
 
-    def __init__(self, recognizer: Recognizer, schedule: Schedule, clips: Sequence[Samples]) -> None:
-        self._recognizer, self._schedule, self._clips = recognizer, schedule, clips
+    def __init__(
+        self,
+        recognizer: Recognizer,
+        schedule: Schedule,
+        clips: Sequence[Samples],
+        options: PacedOptions,
+        coordinated: bool,
+    ) -> None:
+        self._recognizer, self._schedule, self._clips, self._options = recognizer, schedule, clips, options
+        self._coordinated = coordinated
         self._clock = MonotonicClock()
         self._origin_s = 0.0
         self.sent_s = np.full(len(schedule), np.nan)
@@ -75,6 +101,7 @@ class _Run:
         self._pushed: dict[int, int] = {}
         self._final_text: dict[int, str] = {}
         self._left = len(schedule)
+        self._late, self._most_late = 0, int(options.most_late_share * len(schedule))
         self._changed = threading.Condition()
         self._row_of = {
             (int(u), -1 if final else int(c)): row
@@ -92,12 +119,18 @@ class _Run:
             self._clock.sleep_until(self._origin_s + due_s)
             self.sent_s[row] = self._clock.now() - self._origin_s
             self._send(row)
+            if self._late > self._most_late:
+                raise LoadNotCarried(
+                    f"load: {self._late} of {len(self.sent_s)} chunks were late by one chunk after {due_s:.1f} s of "
+                    f"{self._schedule.seconds:g} s; allowed are {self._most_late}"
+                )
             if due_s - reported_s > 0.2:
                 reported_s = due_s
                 progress(due_s)
 
-    def drain(self, timeout_s: float) -> None:
+    def drain(self) -> None:
         """Wait until every row completed."""
+        timeout_s = self._options.drain_timeout_s
         deadline_s = self._clock.now() + timeout_s
         with self._changed:
             while self._left > 0:
@@ -107,6 +140,15 @@ class _Run:
                 if self._clock.now() > deadline_s:
                     raise StepTimeout(f"{self._left} chunks had not completed {timeout_s} s after the load ended")
                 self._changed.wait(0.2)
+
+    def abandon(self) -> None:
+        """Cancel what is still open and wait for the batch in execution; nothing to do after a run that drained."""
+        for stream in self._opened:
+            if not stream.done:
+                stream.cancel()
+        deadline_s = self._clock.now() + _QUIET_S
+        while any(not stream.done for stream in self._opened) and self._clock.now() < deadline_s:
+            self._clock.sleep_until(self._clock.now() + 0.01)
 
     def mismatches(self) -> int:
         """Finished utterances whose text differs from the same clip recognised alone."""
@@ -131,7 +173,9 @@ class _Run:
         try:
             stream = self._streams.get(utterance)
             if stream is None:
-                stream = self._recognizer.stream(lambda event: self._note(utterance, event))
+                stream = self._recognizer.stream(
+                    lambda event: self._note(utterance, event), coordinated=self._coordinated
+                )
                 self._streams[utterance] = stream
                 self._opened.append(stream)
             start, stop = self._pushed.get(utterance, 0), int(schedule.stop_samples[row])
@@ -143,7 +187,7 @@ class _Run:
             else:
                 stream.submit()
         except (QueueFull, ArenaFull) as refused:
-            raise RecordError(
+            raise LoadNotCarried(
                 f"load: {type(refused).__name__} at {schedule.due_s[row]:.2f} s ({refused}); this configuration does not carry "
                 f"{schedule.streams} streams"
             ) from refused
@@ -156,6 +200,7 @@ class _Run:
             return
         with self._changed:
             self.completed_s[row] = event.completed_s - self._origin_s
+            self._late += bool(self.completed_s[row] - self._schedule.due_s[row] > self._schedule.chunk_s)
             self._left -= 1
             self._changed.notify()
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +68,23 @@ def load_model(
 
 
 def load_configured(asr: AsrConfig) -> LoadedModel:
-    """`load_model` with the values of the `asr` section."""
-    return load_model(asr.model, asr.att_context_size, asr.device, asr.dtype, asr.max_symbols)
+    """`load_model` with the values of the `asr` section. Raises ModelError for a label rate of a trained model."""
+    loaded = load_model(asr.model, asr.att_context_size, asr.device, asr.dtype, asr.max_symbols)
+    return loaded if asr.label_rate_hz is None else with_label_rate(loaded, asr.label_rate_hz)
+
+
+def with_label_rate(loaded: LoadedModel, rate_hz: float) -> LoadedModel:
+    """The model with random weights set to emit about `rate_hz` labels per second of audio, and a note that says so."""
+    from workbench.model.label_rate import set_label_rate
+
+    if loaded.trained:
+        raise ModelError(
+            f"asr.label_rate_hz: got {rate_hz:g} for the trained model {loaded.name!r}; allowed are models with random weights"
+        )
+    found_hz = set_label_rate(loaded.model, rate_hz, loaded.geometry.sample_rate_hz)
+    note = f"label rate: blank biased to {rate_hz:g} labels a second of speech; {found_hz:.2f} on the shipped speech"
+    kept = tuple(other for other in loaded.notes if not other.startswith("label rate:"))
+    return replace(loaded, notes=(*kept, note))
 
 
 def resolve_device(device: str) -> str:

@@ -68,7 +68,7 @@ def as_measured(config: Config, costs: Record) -> Config:
     """
     geometry, default, changes = geometry_of(costs), AsrConfig(), {}
     measured = {**costs.config.get("asr", {}), "att_context_size": [geometry.left_frames, geometry.right_frames]}
-    for key in ("model", "att_context_size", "dtype", "cuda_graphs", "max_symbols"):
+    for key in ("model", "att_context_size", "dtype", "cuda_graphs", "max_symbols", "label_rate_hz"):
         if key not in measured:
             continue
         asked = getattr(config.asr, key)
