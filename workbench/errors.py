@@ -18,6 +18,10 @@ class ConfigError(InputError):
     """A configuration key or value that is not allowed; names the dotted path, the value and what is allowed."""
 
 
+class DeviceMemoryError(ConfigError):
+    """A configuration that needs more memory than the device has free."""
+
+
 class AudioError(InputError):
     """An audio file or a manifest line that cannot be used.
 

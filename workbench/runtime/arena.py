@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from workbench.batching.slots import SlotAllocator
-from workbench.errors import ConfigError, ModelError
+from workbench.errors import DeviceMemoryError, ModelError
 from workbench.runtime.decoding import WalkState
 
 # Dimension of the row index in each LSTM state tensor.
@@ -188,7 +188,7 @@ class StateArena:
         needed = rows * len(encoder.layers) * encoder.d_model * values * torch.finfo(dtype).bits // 8
         free = torch.cuda.mem_get_info(self.device)[0]
         if needed > 0.9 * free:
-            raise ConfigError(
+            raise DeviceMemoryError(
                 f"asr.batching.state_arena_slots: {rows} rows need {needed / 2**30:.1f} GiB; the GPU has {free / 2**30:.1f} GiB free, enough "
                 f"for {int(rows * 0.9 * free / needed)}"
             )

@@ -198,10 +198,12 @@ class Recognizer:
         ladder = checked_ladder(sizes, self.batch_cap) if sizes else default_ladder(self.batch_cap)
         if not self.config.asr.cuda_graphs or self.loaded.device == "cpu":
             return None
-        from workbench.encoder.graphed import set_streaming_cuda_graphs
+        from workbench.encoder.graphed import attached_step, set_streaming_cuda_graphs
 
         # One graph per size for the steady step, and one for the second chunk where that has a shape of its own.
-        set_streaming_cuda_graphs(self.loaded.model, True, max_graphs=max(8, 2 * len(ladder)))
+        needed, attached = max(8, 2 * len(ladder)), attached_step(self.loaded.model.encoder)
+        if attached is None or attached.options.max_graphs < needed:  # graphs of an earlier recogniser of this model go on to serve
+            set_streaming_cuda_graphs(self.loaded.model, True, max_graphs=needed)
         return ladder
 
     def _bias(self, bias: npt.ArrayLike | None) -> Any:
