@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from workbench.batching.buckets import MOST_BATCH_S, bucketed_samples
 from workbench.batching.metrics import StageMetrics
 from workbench.batching.microbatcher import Batch, MicroBatcher
 from workbench.config import BatchingConfig
 from workbench.errors import AudioError, QueueFull, StepTimeout
-from workbench.geometry import StreamGeometry
 from workbench.model.speech import AudioItem, Samples, read_audio
 from workbench.runtime.encoding import StepResult
 from workbench.runtime.offline import offline_batch
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from workbench.runtime.recognizer import Recognizer
     from workbench.runtime.transcribe import Transcript
 
-# Most audio in one batch: attention of a whole recording takes memory by the square of its length.
-MOST_BATCH_S = 1200.0
 # Recordings decoded ahead of the results, whatever the batch cap: they wait in host memory.
 MOST_READ_AHEAD = 64
 _PIECE_S = 30.0
@@ -50,15 +48,6 @@ class OfflineTask:
     done: threading.Event = field(default_factory=threading.Event, repr=False)
     result: StepResult | None = None
     error: BaseException | None = None
-
-
-def bucketed_samples(samples: int, bucket_ms: int, geometry: StreamGeometry, most_frames: int) -> int:
-    """`samples` rounded up to a multiple of `bucket_ms`; unchanged where bucketing is off or would pass `most_frames` encoder frames."""
-    bucket = bucket_ms * geometry.sample_rate_hz // 1000
-    if bucket <= 0 or samples % bucket == 0:
-        return samples
-    padded = samples + bucket - samples % bucket
-    return padded if geometry.encoded_frames(geometry.mel_frames(padded)) <= most_frames else samples
 
 
 class OfflineBatches:

@@ -11,7 +11,6 @@ Ties go to the earlier trial, and the default is the first: a configuration is c
 
 from __future__ import annotations
 
-import json
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -231,15 +230,10 @@ def _trial_row(space: Space, trial: FrozenTrial) -> TrialRow | None:
         return None
     outcome = trial.user_attrs.get("outcome", {})
     values = tuple(trial.values) if trial.state == TrialState.COMPLETE else None
-    choices = {parameter.path: parameter for parameter in space.parameters if parameter.kind == "choices"}
-    params = {
-        path: json.loads(value) if path in choices and value not in choices[path].choices else value
-        for path, value in trial.params.items()
-    }
     return TrialRow(
         number=trial.number,
         state=trial.state.name.lower(),
-        params={parameter.path: params[parameter.path] for parameter in space.parameters if parameter.path in params},
+        params=space.point(trial.params),
         values=values,
         excess=dict(outcome.get("excess", {})),
         numbers=dict(outcome.get("numbers", {})),
