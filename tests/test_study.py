@@ -255,13 +255,15 @@ def test_repeats_use_equal_traffic_take_the_median_and_end_with_a_fresh_comparis
 
     spec = spec_of(budget={"trials": 12, "repeats": 3, "finalists": 2})
     result = run(spec, noisy, tmp_path)
-    assert set(seeds[:-9]) == {0, 1, 2} and seeds[-9:] == [1000, 1001, 1002] * 3  # two finalists and the default
+    assert set(seeds[:-12]) == {0, 1, 2} and seeds[-12:-3] == [1000, 1001, 1002] * 3  # two finalists and the default
+    assert seeds[-3:] == [2000, 2001, 2002] and result.again["trial"] == result.best.number  # A/A of the winner
+    assert result.again_share == abs(result.again["value"] / result.confirmation[str(result.best.number)]["value"] - 1)
     middle = float(np.median(noise[:3]))
     assert result.default is not None and result.default.values == (pytest.approx(47.25 + middle),)
     assert len(result.fresh_gains) == 3 and all(gain > 0.2 for gain in result.fresh_gains)
     assert "on fresh traffic, better in 3 of 3 runs" in result.headline and "noise" not in result.headline
     again = run(spec, noisy, tmp_path)  # nothing left to do: neither trials nor the comparison are run again
-    assert len(seeds) == 3 * sum(t.duplicate_of is None for t in result.trials) + 9
+    assert len(seeds) == 3 * sum(t.duplicate_of is None for t in result.trials) + 12
     assert again.confirmation == result.confirmation and again.best == result.best
 
 
@@ -482,12 +484,15 @@ def test_the_default_must_lie_in_the_space() -> None:
 
 def test_lists_are_choices_too(tmp_path: Path) -> None:
     space = {"asr.att_context_size": {"choices": [[56, 0], [56, 3]]}, "load.seconds": {"float": [5.0, 20.0]}}
-    spec = spec_of(space=space, base={"asr": {"att_context_size": [56, 0]}}, budget={"trials": 12})
+    longer = [{"number": "latency_p95_ms"}, {"number": "load_s", "direction": "maximise"}]
+    base = {"asr": {"att_context_size": [56, 0]}}
+    spec = spec_of(space=space, base=base, objectives=longer, budget={"trials": 12})
     assert Space.parse(space).points is None
 
     def evaluate(config: Config) -> Record:
         assert config.asr.att_context_size is not None
-        return record(latency_p95_ms=10.0 - config.asr.att_context_size[1] + config.load.seconds / 100)
+        seconds = config.load.seconds
+        return record(latency_p95_ms=10.0 - config.asr.att_context_size[1] + seconds / 100, load_s=seconds)
 
     result = run(spec, evaluate, tmp_path)
     assert result.best is not None and result.best.params["asr.att_context_size"] == [56, 3]

@@ -144,7 +144,7 @@ def load_config(source: str | Path | Mapping[str, Any] | None = None, overrides:
     """
     data = _read_yaml(source) if isinstance(source, str | Path) else _plain(source or {})
     for text in overrides:
-        _apply_override(data, text)
+        override(data, text)
     config: Config = build(Config, data)
     return config
 
@@ -234,7 +234,8 @@ def _read_yaml(path: str | Path) -> dict[str, Any]:
     return data
 
 
-def _apply_override(data: dict[str, Any], text: str) -> None:
+def override(data: dict[str, Any], text: str) -> None:
+    """Set `dotted.key=value` in nested plain data; the value is YAML. Raises ConfigError for a text of another form."""
     key, sign, value = text.partition("=")
     if not sign or not key.strip():
         raise ConfigError(f"override: got {text!r}; allowed is dotted.key=value")

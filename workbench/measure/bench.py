@@ -16,6 +16,7 @@ from workbench.config import Config, check_rows, replace, to_dict
 from workbench.errors import ConfigError
 from workbench.measure.compare import Compare, compare_batching, compare_nemo, sized_for
 from workbench.measure.costs import measure_costs
+from workbench.measure.offline_run import offline_cost_rows
 from workbench.measure.paced import run_paced
 from workbench.measure.progress import count_bar
 from workbench.measure.steps import speech_clips
@@ -79,15 +80,19 @@ def paced_configured(config: Config, audio: Sequence[str] | None, progress: Call
         return run_paced(recognizer, clips, config.load, progress)
 
 
-def costs_configured(config: Config, batches: Sequence[int], repeats: int = 8) -> Record:
-    """The cost table of a configured recogniser over the shipped speech."""
+def costs_configured(
+    config: Config, batches: Sequence[int], repeats: int = 8, lengths_s: Sequence[float] = ()
+) -> Record:
+    """The cost table of a configured recogniser over the shipped speech; lengths_s: also of whole recordings of these lengths."""
     slots = max([*batches, config.asr.batching.state_arena_slots])
     with (
         Recognizer.open(replace(config, **{"asr.batching.state_arena_slots": slots})) as recognizer,
         count_bar("costs") as progress,
     ):
         clips = speech_clips(recognizer.loaded.geometry.sample_rate_hz)
-        return measure_costs(recognizer, clips, batches, repeats, progress)
+        record = measure_costs(recognizer, clips, batches, repeats, progress)
+        record.rows.extend(offline_cost_rows(recognizer, clips, batches, lengths_s) if lengths_s else [])
+        return record
 
 
 def _level(

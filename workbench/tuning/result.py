@@ -16,15 +16,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import optuna
 import yaml
 from optuna.trial import FrozenTrial, TrialState
 
-from workbench.config import Config, replace, to_dict
+from workbench.config import Config, to_dict
 from workbench.errors import StudyError
 from workbench.results import Record
 from workbench.tuning.space import Space
 from workbench.tuning.spec import Objective, StudySpec
+
+# Fewer trials than this say nothing about which key matters.
+_FEW_TRIALS = 10
+_GROUPS = 6
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,8 @@ class TrialRow:
 class StudyResult:
     """trials: all that ended, in order; ranked: the feasible ones by the first objective, each point once; pareto: the feasible
     trials that no other beats in every objective; confirmation: by trial number the fresh runs of the finalists, if there were
-    repeats; best: the best of the fresh runs, else of the trials."""
+    repeats; best: the best of the fresh runs, else of the trials; compared: by name the fresh runs of the compared configurations; again:
+    the best once more on other traffic (A/A); importance: share of the first objective's variation that each key explains."""
 
     spec: StudySpec
     default_config: Config
@@ -63,6 +69,9 @@ class StudyResult:
     pareto: tuple[TrialRow, ...]
     notes: tuple[str, ...]
     confirmation: dict[str, Any] = field(default_factory=dict)
+    compared: dict[str, Any] = field(default_factory=dict)
+    again: dict[str, Any] = field(default_factory=dict)
+    importance: dict[str, float] = field(default_factory=dict)
 
     @property
     def default(self) -> TrialRow | None:
@@ -73,7 +82,7 @@ class StudyResult:
     @property
     def best_config(self) -> Config | None:
         """The default configuration with the best trial's values."""
-        return None if self.best is None else replace(self.default_config, **self.best.params)
+        return None if self.best is None else self.spec.at(self.default_config, self.best.params)
 
     @property
     def closest(self) -> tuple[TrialRow, ...]:
@@ -105,6 +114,12 @@ class StudyResult:
         runs = [self._fresh(trial).get("repeats", ()) for trial in (self.default, self.best)]
         return tuple(self._gain(default, best) for default, best in zip(*runs, strict=False) if default)
 
+    @property
+    def again_share(self) -> float | None:
+        """How far two judgements of the best on different traffic lie apart (A/A), as a share; None without repeats."""
+        apart = self.again.get("difference_share")
+        return None if apart is None else abs(float(apart))
+
     def _gain(self, default: float, best: float) -> float:
         return 1 - best / default if self.spec.objectives[0].direction == "minimise" else best / default - 1
 
@@ -135,8 +150,9 @@ class StudyResult:
         found += f": {self.gain * 100:.1f} % {word} than the default's {default:.4g}{where}"
         if not fresh:
             return found
-        won = sum(gain > 0 for gain in fresh)
-        verdict = "" if won == len(fresh) else ", which is within the noise"
+        won, apart = sum(gain > 0 for gain in fresh), self.again_share
+        noise = won < len(fresh) or (apart is not None and abs(self.gain) <= apart)
+        verdict = ", which is within the noise" if noise else ""
         return f"{found}, better in {won} of {len(fresh)} runs ({_span(fresh)}){verdict}"
 
     def record(self) -> Record:
@@ -151,6 +167,7 @@ class StudyResult:
             "gain_share": self.gain,
             "fresh_runs": len(self.fresh_gains),
             "fresh_runs_better": sum(gain > 0 for gain in self.fresh_gains),
+            "again_difference_share": self.again_share,
         }
         for label, trial, value in zip(("default", "best"), (self.default, self.best), self.measured, strict=True):
             numbers[f"{label}_trial"] = trial.number if trial else None
@@ -172,6 +189,9 @@ class StudyResult:
                 "best_params": self.best.params if self.best else {},
                 "pareto_trials": [trial.number for trial in self.pareto],
                 "confirmation": self.confirmation,
+                "compared": self.compared,
+                "again": self.again,
+                "importance": self.importance,
             },
             notes=list(self.notes),
         )
@@ -207,7 +227,8 @@ def read_result(spec: StudySpec, default_config: Config, study: optuna.Study) ->
     notes = _notes(spec, space, trials, best)
     if runs and not kept and best is not None:
         notes.append("No finalist kept every limit on fresh traffic; the best is the best of the trials alone")
-    return StudyResult(spec, default_config, trials, ranked, best, pareto, tuple(notes), runs)
+    told = (runs, study.user_attrs.get("compared", {}), study.user_attrs.get("again", {}), _importance(space, trials))
+    return StudyResult(spec, default_config, trials, ranked, best, pareto, tuple(notes), *told)
 
 
 def best_yaml(result: StudyResult) -> str:
@@ -242,6 +263,42 @@ def _trial_row(space: Space, trial: FrozenTrial) -> TrialRow | None:
         failure=failure,
         is_default=bool(trial.user_attrs.get("default")),
     )
+
+
+def _importance(space: Space, trials: Sequence[TrialRow]) -> dict[str, float]:
+    """Per key the share of the variance of the first objective that its value alone explains, scaled to a sum of 1."""
+    rows = [trial for trial in trials if trial.values and trial.feasible and trial.duplicate_of is None]
+    if len(rows) < _FEW_TRIALS:
+        return {}
+    heights = np.asarray([(trial.values or (0.0,))[0] for trial in rows])
+    found = {
+        p.path: _explained(np.asarray([_ordinal(p.choices, trial.params[p.path]) for trial in rows]), heights)
+        for p in space.parameters
+    }
+    total = sum(found.values())
+    return {path: value / total for path, value in found.items()} if total > 0 else {}
+
+
+def _explained(places: Any, heights: Any) -> float:
+    """Adjusted correlation ratio: variance between groups of like values over all of it, less what chance gives; groups are the values
+    themselves or, where those are many, sextiles."""
+    groups = np.unique(places, return_inverse=True)[1]
+    if groups.max() >= _GROUPS:
+        edges = np.quantile(places, np.linspace(0, 1, _GROUPS + 1)[1:-1])
+        groups = np.unique(np.searchsorted(edges, places, side="right"), return_inverse=True)[1]
+    counts = np.bincount(groups)
+    whole = float(((heights - heights.mean()) ** 2).sum())
+    if whole == 0 or counts.size == 1 or counts.size == heights.size:
+        return 0.0
+    means = np.bincount(groups, heights) / counts
+    between = float((counts * (means - heights.mean()) ** 2).sum()) / whole
+    return max(0.0, 1 - (1 - between) * (heights.size - 1) / (heights.size - counts.size))
+
+
+def _ordinal(choices: Sequence[Any], value: Any) -> float:
+    if isinstance(value, list) and value not in choices:
+        return float(len(value))
+    return float(choices.index(value)) if choices else float(value)
 
 
 def _signed(trial: TrialRow, objectives: Sequence[Objective]) -> tuple[float, ...]:

@@ -7,16 +7,20 @@
     objectives: [{number: latency_p95_ms}]
     constraints: [{number: late_share, at_most: 0.001}]
     budget: {trials: 50, repeats: 1, seed: 0}
+    costs: [../h200/costs_56_0.json]                     # relative to the YAML; without it they are measured on this machine
+    compare: {document_example: {asr: {batching: {max_batch_size: 32}}}}      # laid over the default and measured by the same rule
 
     spec = load_study("studies/demo")
     config = spec.configure(Config())        # the default configuration of the study: `base` laid over the user's own
 
-Objectives and constraints name entries of a record's `numbers`, so anything measured can be optimised or limited.
+Objectives and constraints name entries of a record's `numbers`, so anything measured can be optimised or limited. A study that searches
+`load.streams` must maximise `streams` under a limit; its default and its `compare` are then judged by the most streams that they carry.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -24,11 +28,15 @@ import yaml
 from pydantic import ConfigDict, Field, StringConstraints
 from pydantic.dataclasses import dataclass
 
-from workbench.config import Config, build, parse_yaml, to_dict
+from workbench.config import Config, build, override, parse_yaml, replace, to_dict
 from workbench.errors import ConfigError, StudyError
 from workbench.tuning.space import Space
 
 STUDY_FILE = "study.yaml"
+STREAMS = "load.streams"
+SLOTS = "asr.batching.state_arena_slots"
+# What a study that varies its own load must make large: a lighter load would win anything else.
+_LOAD_NUMBERS = {STREAMS: "streams", "load.seconds": "load_s"}
 _STRICT = ConfigDict(extra="forbid", validate_default=True)
 _Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 _Number = Annotated[str, StringConstraints(min_length=1)]
@@ -80,8 +88,21 @@ class Budget:
 
 
 @dataclass(frozen=True, kw_only=True, config=_STRICT)
+class OfflineWork:
+    """Whole recordings instead of live streams. lengths: the distributions of their durations, each recognised once per run with
+    `recordings` of them; concurrency: how many are in the works at once."""
+
+    lengths: list[Literal["shipped", "long_tailed"]] = Field(
+        default_factory=lambda: ["shipped", "long_tailed"], min_length=1
+    )
+    recordings: Annotated[int, Field(ge=1, le=100_000, strict=True)] = 256
+    concurrency: Annotated[int, Field(ge=1, le=1024, strict=True)] = 64
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
 class StudySpec:
-    """One study. storage: any SQLAlchemy URL that Optuna takes; none keeps a SQLite file beside the results."""
+    """One study. storage: any SQLAlchemy URL that Optuna takes; none keeps a SQLite file beside the results. compare: named configurations,
+    each laid over the default one, that are measured like it."""
 
     name: _Name
     title: str = ""
@@ -91,12 +112,44 @@ class StudySpec:
     constraints: list[Constraint] = Field(default_factory=list)
     budget: Budget = Field(default_factory=Budget)
     storage: str | None = None
+    costs: list[str] = Field(default_factory=list)
+    compare: dict[_Name, dict[str, Any]] = Field(default_factory=dict)
+    offline: OfflineWork | None = None
+
+    @property
+    def finds_capacity(self) -> bool:
+        """Whether configurations are judged by the most streams that they carry within the limits."""
+        return STREAMS in self.space and self.objectives[0].number == _LOAD_NUMBERS[STREAMS]
 
     def configure(self, base: Config) -> Config:
         """The study's default configuration. Raises ConfigError for a bad `base:`, or a default outside the space."""
-        config: Config = build(Config, _laid_over(to_dict(base), self.base), root="base")
+        config = with_rows(build(Config, _laid_over(to_dict(base), self.base), root="base"))
         Space.parse(self.space).default(config)
         return config
+
+    def at(self, default_config: Config, point: Mapping[str, Any]) -> Config:
+        """The configuration of a point of the space."""
+        return with_rows(replace(default_config, **point))
+
+    def compared(self, default_config: Config) -> dict[str, Config]:
+        """The configurations of `compare`. Raises ConfigError for a key or value that is not allowed."""
+        below = to_dict(default_config)
+        return {
+            name: with_rows(build(Config, _laid_over(below, above), root=f"compare.{name}"))
+            for name, above in self.compare.items()
+        }
+
+    def overridden(self, overrides: Iterable[str]) -> StudySpec:
+        """The study with `dotted.key=value` laid over its `base:`: the command line has the last word."""
+        base = _laid_over({}, self.base)
+        for text in overrides:
+            override(base, text)
+        return dataclasses.replace(self, base=base)
+
+
+def with_rows(config: Config) -> Config:
+    """The configuration with an arena for its load: a study sizes it, two rows a stream, so that every point carries its streams."""
+    return replace(config, **{SLOTS: max(config.asr.batching.state_arena_slots, 2 * config.load.streams)})
 
 
 def load_study(source: str | Path) -> StudySpec:
@@ -112,9 +165,10 @@ def load_study(source: str | Path) -> StudySpec:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
     try:
-        return parse_study(data)
+        spec = parse_study(data)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
+    return dataclasses.replace(spec, costs=[str(path.parent / costs) for costs in spec.costs])
 
 
 def parse_study(data: Any) -> StudySpec:
@@ -130,7 +184,29 @@ def parse_study(data: Any) -> StudySpec:
     limits = [(constraint.number, constraint.at_most is None) for constraint in spec.constraints]
     if len(set(objectives)) < len(objectives) or len(set(limits)) < len(limits):
         raise ConfigError("objectives, constraints: a number is named twice; allowed is once")
+    _check_load(spec)
+    for name, above in spec.compare.items():
+        build(Config, above, root=f"compare.{name}")
     return spec
+
+
+def _check_load(spec: StudySpec) -> None:
+    """A study that varies its load must want more of it, within limits."""
+    for key in spec.space:
+        if not key.startswith("load."):
+            continue
+        number = _LOAD_NUMBERS.get(key)
+        if number is None or not any(o.number == number and o.direction == "maximise" for o in spec.objectives):
+            allowed = (
+                "no value, since it changes what is measured"
+                if number is None
+                else f"it beside the objective {{number: {number}, direction: maximise}}: with any other, the lightest load would win"
+            )
+            raise ConfigError(f"space.{key}: got a key of the load; allowed is {allowed}")
+        if spec.offline is not None:
+            raise ConfigError(f"space.{key}: got a key of live streams; an offline study has none")
+        if not spec.constraints and len(spec.objectives) == 1:
+            raise ConfigError(f"constraints: got none; a study that maximises {number} needs a limit to keep")
 
 
 def _laid_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

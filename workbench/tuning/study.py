@@ -6,8 +6,8 @@
 
 `evaluate(config) -> Record` is the twin or the device; the study knows no difference. Rules:
 - The default configuration is the first trial. A point that was measured is not measured again: its result is shared.
-- Repeat r of a trial runs with `load.seed` + r: all trials see equal traffic. An objective is the median over the repeats; a
-  constraint counts at its worst repeat. With repeats, default and finalists are run again on fresh traffic, and that decides.
+- Repeat r of a trial runs with `load.seed` + r: all trials see equal traffic. How repeats become one judgement is in `rule`. With
+  repeats, default, compared configurations and finalists are run again on fresh traffic, and that decides; the winner once more (A/A).
 - A trial fails, with its reason, if `evaluate` raises or a number is missing or not finite. Nothing else is touched by it.
 - Killed or interrupted at any moment, the study resumes where it was: call `tune` again with the same folder or storage.
 """
@@ -15,12 +15,9 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
-import statistics
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +25,12 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 from tqdm import tqdm
 
-from workbench.config import Config, replace, to_dict
+from workbench.config import Config, build, to_dict
 from workbench.errors import StudyError
-from workbench.results import Record
 from workbench.tuning.interrupt import Interrupts
-from workbench.tuning.result import StudyResult, read_result
-from workbench.tuning.space import Space
+from workbench.tuning.result import StudyResult, TrialRow, read_result
+from workbench.tuning.rule import Evaluate, Outcome, Rule
+from workbench.tuning.space import Space, value_at
 from workbench.tuning.spec import StudySpec
 from workbench.tuning.storage import (
     fail_dead_trials,
@@ -45,25 +42,10 @@ from workbench.tuning.storage import (
     worker_name,
 )
 
-Evaluate = Callable[[Config], Record]
-
-# Repeats of the closing comparison use seeds that no trial used.
-FRESH_SEEDS = 1000
+# Repeats of the closing comparison use seeds that no trial used, and the A/A runs of its winner seeds of their own.
+FRESH_SEEDS, AGAIN_SEEDS = 1000, 2000
 # That many trials in a row that fail, and none that finished, is a broken set-up and not a bad region.
 GIVE_UP_AFTER = 5
-WHY = (
-    "batch_sizes",
-    "batch_size_mean_items",
-    "reasons",
-    "queue_wait_p50_ms",
-    "queue_wait_p95_ms",
-    "execution_p50_ms",
-    "execution_p95_ms",
-    "padding_rows",
-    "padding_rows_share",
-    "padding_samples",
-    "rejected_items",
-)
 
 
 def tune(
@@ -104,7 +86,7 @@ def tune(
                         catch=(Exception,),
                         callbacks=[lambda study, trial: _after(search, study, trial, bar)],
                     )
-            _confirm(search, study, read_result(spec, default_config, study))
+            _confirm(search, study, read_result(spec, default_config, study), bar)
         except KeyboardInterrupt:
             _say_how_to_resume(bar, study, spec, folder)
             raise
@@ -112,15 +94,20 @@ def tune(
 
 
 def load_result(base: Config, spec: StudySpec, folder: str | Path) -> StudyResult:
-    """The result of a study that was run before, as far as it got. Raises StudyError if it was never begun."""
-    return read_result(spec, spec.configure(base), load_optuna_study(spec, folder))
+    """The result of a study that was run before, as far as it got. Raises StudyError if it was never begun.
+
+    The configuration is the one that the study was begun with; `base` counts only if it was killed before it wrote that down.
+    """
+    study = load_optuna_study(spec, folder)
+    begun = study.user_attrs.get("definition", {}).get("configuration")
+    return read_result(spec, spec.configure(base) if begun is None else build(Config, begun), study)
 
 
 class _Search:
     """The objective: from a trial to its values, with everything that explains them stored on the trial."""
 
     def __init__(self, default_config: Config, spec: StudySpec, evaluate: Evaluate) -> None:
-        self.config, self.spec, self.evaluate = default_config, spec, evaluate
+        self.config, self.spec, self.rule = default_config, spec, Rule(spec, evaluate)
         self.space = Space.parse(spec.space)
         self.default_point = self.space.labels(self.space.default(default_config))
         self.worker = worker_name()
@@ -136,7 +123,7 @@ class _Search:
         try:
             with self.interrupts.welcome():
                 known = self._measured(trial)
-                found = known or self.measure(replace(self.config, **point), self.config.load.seed)
+                found = known or self.rule.measure(self.spec.at(self.config, point), self.config.load.seed)
         except Exception as error:  # told, stored, and raised on: Optuna fails this trial and goes on
             trial.set_user_attr("failure", f"{type(error).__name__}: {error}")
             raise
@@ -147,44 +134,11 @@ class _Search:
             trial.set_constraint(name, excess)
         return tuple(found["values"])
 
-    def measure(self, config: Config, first_seed: int) -> dict[str, Any]:
-        """Values, excess over each limit, numbers and reasons of one configuration. Raises StudyError for unusable numbers."""
-        records = []
-        for repeat in range(self.spec.budget.repeats):
-            record = self.evaluate(replace(config, **{"load.seed": first_seed + repeat}))
-            if not isinstance(record, Record):
-                raise StudyError(f"evaluate returned {record!r}; needed is a Record")
-            records.append(record)
-        objectives = [[_number(record, o.number) for record in records] for o in self.spec.objectives]
-        excess = {
-            c.describe(): max(c.excess(_number(record, c.number)) for record in records) for c in self.spec.constraints
-        }
-        middle = records[objectives[0].index(statistics.median_low(objectives[0]))]
-        numbers = {k: v for k, v in middle.numbers.items() if not isinstance(v, float) or math.isfinite(v)}
-        if len(records) > 1:
-            numbers["repeats"] = {o.number: v for o, v in zip(self.spec.objectives, objectives, strict=True)}
-        why = {key: middle.counters[key] for key in WHY if key in middle.counters}
-        return {
-            "values": [statistics.median(values) for values in objectives],
-            "excess": excess,
-            "numbers": numbers,
-            "why": why,
-        }
-
     def _measured(self, trial: optuna.Trial) -> dict[str, Any] | None:
         for other in trial.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
             if other.params == trial.params and "duplicate_of" not in other.user_attrs:
                 return {"trial": other.number, "values": other.values, **other.user_attrs["outcome"]}
         return None
-
-
-def _number(record: Record, name: str) -> float:
-    if name not in record.numbers:
-        raise StudyError(f"{name}: the record has no such number; it has {', '.join(sorted(record.numbers))}")
-    value = record.numbers[name]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise StudyError(f"{name}: got {value!r}; needed is a finite number")
-    return float(value)
 
 
 def _begin(search: _Search, spec: StudySpec, folder: str | Path, measured_with: str) -> optuna.Study:
@@ -200,6 +154,10 @@ def _begin(search: _Search, spec: StudySpec, folder: str | Path, measured_with: 
     study, created = open_study(spec, folder, optuna.samplers.TPESampler(seed=spec.budget.seed))
     if created:
         study.enqueue_trial(search.default_point, user_attrs={"default": True})
+        for name, config in spec.compared(search.config).items():
+            if search.space.holds(config):
+                point = {parameter.path: value_at(config, parameter.path) for parameter in search.space.parameters}
+                study.enqueue_trial(search.space.labels(point), user_attrs={"compare": name}, skip_if_exists=True)
         study.set_user_attr("definition", definition)
         return study
     # A resumed or joining worker draws on from another seed: the same one would propose the same first points again.
@@ -257,27 +215,56 @@ def _after(search: _Search, study: optuna.Study, trial: FrozenTrial, bar: tqdm[A
         study.stop()
 
 
-def _confirm(search: _Search, study: optuna.Study, result: StudyResult) -> None:
-    """With repeats: run the default and the best trials again on traffic that no trial saw."""
-    if search.spec.budget.repeats < 2 or not result.ranked:
+def _confirm(search: _Search, study: optuna.Study, result: StudyResult, bar: tqdm[Any]) -> None:
+    """With repeats: run the default, the compared configurations and the best trials again on traffic that no trial saw, then the best of
+    these once more."""
+    spec, fresh_seed = search.spec, search.config.load.seed + FRESH_SEEDS
+    if spec.budget.repeats < 2 or not (result.ranked or result.default):
         return
-    finalists = list(result.ranked[: search.spec.budget.finalists])
-    if result.default is not None and result.default.feasible and result.default not in finalists:
+    finalists = list(result.ranked[: spec.budget.finalists])
+    if result.default is not None and result.default.values is not None and result.default not in finalists:
         finalists.append(result.default)
     runs = dict(result.confirmation)
-    name = search.spec.objectives[0].number
     for trial in finalists:
-        if str(trial.number) in runs:
-            continue
-        seed = search.config.load.seed + FRESH_SEEDS
-        again = search.measure(replace(search.config, **trial.params), seed)
-        runs[str(trial.number)] = {
-            "value": again["values"][0],
-            "repeats": again["numbers"]["repeats"][name],
-            "excess": again["excess"],
-            "drift_share": again["values"][0] / trial.values[0] - 1 if trial.values and trial.values[0] else None,
-        }
-        study.set_user_attr("confirmation", runs)
+        if str(trial.number) not in runs:
+            bar.set_postfix({"fresh traffic": f"trial {trial.number}"})
+            runs[str(trial.number)] = _fresh(search, trial, fresh_seed)
+            study.set_user_attr("confirmation", runs)
+    compared = dict(result.compared)
+    for name, config in spec.compared(search.config).items():
+        if name not in compared:
+            bar.set_postfix({"fresh traffic": name})
+            compared[name] = _told(search.rule.judge(config, fresh_seed), spec)
+            study.set_user_attr("compared", compared)
+    best = read_result(spec, search.config, study).best
+    if best is not None and result.again.get("trial") != best.number:
+        bar.set_postfix({"A/A": f"trial {best.number}"})
+        again = _fresh(search, best, search.config.load.seed + AGAIN_SEEDS)
+        first = runs.get(str(best.number), again)["value"]
+        study.set_user_attr(
+            "again",
+            {**again, "trial": best.number, "difference_share": again["value"] / first - 1 if first else None},
+        )
+
+
+def _fresh(search: _Search, trial: TrialRow, seed: int) -> Outcome:
+    """The trial's configuration judged on the traffic of these seeds."""
+    told = _told(search.rule.judge(search.spec.at(search.config, trial.params), seed), search.spec)
+    drift = told["value"] / trial.values[0] - 1 if trial.values and trial.values[0] else None
+    return {**told, "drift_share": drift}
+
+
+def _told(outcome: Outcome, spec: StudySpec) -> Outcome:
+    numbers = dict(outcome["numbers"])
+    repeats = numbers.pop("repeats", {}).get(spec.objectives[0].number, [outcome["values"][0]])
+    return {
+        "value": outcome["values"][0],
+        "values": outcome["values"],
+        "repeats": repeats,
+        "excess": outcome["excess"],
+        "numbers": numbers,
+        "why": outcome["why"],
+    }
 
 
 def _best_so_far(spec: StudySpec, default_config: Config, study: optuna.Study) -> float | None:
