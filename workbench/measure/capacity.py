@@ -5,8 +5,8 @@
     record.numbers["capacity_streams"], record.numbers["late_share_upper_99"]
 
 `run_at` may be anything that plays a load: the recogniser, the digital twin, NeMo's own loop, another engine. A level that is refused work or
-falls behind has failed, with the reason in its row. A level whose load generator lagged was not measured: it is tried once more and then ends the
-search, since beyond it the generator would be measured. The largest passing level is run again, and must pass again. Pure: no clock, no threads.
+falls behind has failed, with the reason in its row. A level whose load generator lagged was not measured: it is tried once more and then bounds the
+search, since beyond it the generator would be measured; it is never counted as the engine's failure. The largest passing level is run again, and must pass again. Pure: no clock, no threads.
 
 Confidence: with k of n chunks late, the share of late chunks is below `late_share_upper_99` with 99 % confidence (Clopper and Pearson, 1934).
 That takes chunks to be independent, which neighbours in time are not; it is a floor on the doubt. A p99 needs 459 chunks with no miss.
@@ -142,12 +142,8 @@ def find_capacity(
         host, config = (about.environment, about.config) if about is not None else (host, config)
         runs.append(run)
         on_level(_record(runs, rule, plan, "running", (host, config)), run)
-        if _unmeasurable(runs):
-            ended = "generator"
-            break
     else:
-        ended = "complete" if _bracket(runs)[1] is not None else "most_streams"
-        ended = "most_runs" if len(runs) >= plan.most_runs else ended
+        ended = _ended(runs, plan)
     return _record(runs, rule, plan, ended, (host, config))
 
 
@@ -155,11 +151,16 @@ def next_level(runs: list[LevelRun], plan: SearchPlan) -> int | None:
     """The level to run next, None when the search is over. A level passes if all its runs passed; passes above a failed level do not count."""
     if not runs:
         return plan.start
-    if runs[-1].passed is None:  # the generator lagged: once more
-        return runs[-1].streams
     if len(runs) >= plan.most_runs:
         return None
+    if runs[-1].passed is None and runs[-1].streams != _unmeasurable(runs):  # the generator lagged: once more
+        return runs[-1].streams
     passed, failed = _bracket(runs)
+    beyond = _unmeasurable(runs)
+    if beyond is not None and (failed is None or beyond < failed):
+        if passed is not None:
+            return None
+        failed = beyond
     if passed is None:
         assert failed is not None
         return None if failed == 1 else max(1, failed // 2)
@@ -207,8 +208,20 @@ def _bracket(runs: list[LevelRun]) -> tuple[int | None, int | None]:
     return max(passed, default=None), failed
 
 
-def _unmeasurable(runs: list[LevelRun]) -> bool:
-    return len(runs) > 1 and runs[-1].passed is None and runs[-2].passed is None
+def _unmeasurable(runs: list[LevelRun]) -> int | None:
+    """The smallest level at which the generator lagged twice."""
+    lagged = [run.streams for run in runs if run.passed is None]
+    return min((streams for streams in lagged if lagged.count(streams) > 1), default=None)
+
+
+def _ended(runs: list[LevelRun], plan: SearchPlan) -> str:
+    """Why there is no further level."""
+    failed, beyond = _bracket(runs)[1], _unmeasurable(runs)
+    if len(runs) >= plan.most_runs:
+        return "most_runs"
+    if beyond is not None and (failed is None or beyond < failed):
+        return "generator"
+    return "complete" if failed is not None else "most_streams"
 
 
 def _record(
@@ -258,7 +271,7 @@ def _notes(
             f"the claim rests on {chunks} chunks; a p99 at 99 % confidence needs {SAMPLES_FOR_P99} with no miss: {enough}"
         )
     reasons = {
-        "generator": f"ended: at {runs[-1].streams if runs else 0} streams the load generator lagged twice, so nothing was measured there; the limit "
+        "generator": f"ended: at {_unmeasurable(runs)} streams the load generator lagged twice, so nothing was measured there; the limit "
         "found is the generator's, not the engine's",
         "budget": "ended early: the time set for the search was used up; the limit lies between the levels that passed and failed",
         "interrupted": "interrupted: the levels so far; the limit may be higher",

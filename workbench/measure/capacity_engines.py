@@ -17,6 +17,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from workbench import errors
@@ -32,11 +33,13 @@ _LEVEL_EXTRA_S = 600.0  # loading a model, capturing graphs and draining, beside
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """engine: one of `ENGINES`; audio: what streams speak, the shipped speech if None."""
+    """engine: one of `ENGINES`; audio: what streams speak, the shipped speech if None; decoder_graphs: whether NeMo's own loop uses
+    NeMo's graph-captured decoder on CUDA, which is NeMo's default."""
 
     engine: str
     config: Config
     audio: tuple[str, ...] | None = None
+    decoder_graphs: bool = True
 
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
@@ -70,7 +73,7 @@ def levels_in_process(spec: EngineSpec, rule: CapacityRule, progress: Any = None
 
 def model_levels(spec: EngineSpec, rule: CapacityRule, loaded: Any, clips: Any, progress: Any = None) -> RunAt:
     """`run_at` on a loaded model."""
-    run = _nemo_level if spec.engine == "nemo-loop" else _pipeline_level
+    run = partial(_nemo_level, spec.decoder_graphs) if spec.engine == "nemo-loop" else _pipeline_level
     show = progress or (lambda streams: _silent)
 
     def run_at(streams: int) -> Record:
@@ -138,12 +141,14 @@ def _pipeline_level(loaded: Any, config: Config, clips: Any, rule: CapacityRule,
         return run_paced(recognizer, clips, config.load, progress, options)
 
 
-def _nemo_level(loaded: Any, config: Config, clips: Any, rule: CapacityRule, progress: Any) -> Record:
+def _nemo_level(
+    decoder_graphs: bool, loaded: Any, config: Config, clips: Any, rule: CapacityRule, progress: Any
+) -> Record:
     from workbench.measure.nemo_loop import NemoLoop, nemo_model, run_nemo_loop
     from workbench.measure.paced import PacedOptions
 
     options = PacedOptions(most_late_share=rule.late_share_max)
-    with nemo_model(loaded, config.asr.max_symbols, decoder_graphs=loaded.device != "cpu"):
+    with nemo_model(loaded, config.asr.max_symbols, decoder_graphs and loaded.device != "cpu"):
         loop = NemoLoop(loaded, min(config.load.streams, config.asr.batching.max_batch_size))
         loop.warm_up(clips[0])
         gc.freeze()

@@ -16,7 +16,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from workbench.config import to_dict
+from workbench.encoder.graphed import attached_step
 from workbench.errors import ConfigError
+from workbench.measure.cost_table import CAPTURE
 from workbench.measure.steps import KINDS, Kind, PreparedSteps
 from workbench.model.speech import Samples
 from workbench.results import Record
@@ -29,13 +31,14 @@ def measure_costs(
     batches: Sequence[int] = (1, 2, 4, 8, 16),
     repeats: int = 8,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    kinds: Sequence[Kind] = KINDS,
 ) -> Record:
-    """Time `repeats` rounds of every kind × batch after one warm-up round. Raises ConfigError if a batch exceeds the arena."""
+    """Time `repeats` rounds of every kind × batch after one warm-up round. Batched streams never run the kind `cut`. Raises ConfigError if a batch exceeds the arena."""
     if not batches or min(batches) < 1 or max(batches) > recognizer.arena.rows:
         raise ConfigError(
             f"batches: got {list(batches)}; allowed are sizes from 1 to the arena's {recognizer.arena.rows} rows"
         )
-    cells: list[tuple[Kind, int]] = [(kind, batch) for batch in sorted(set(batches)) for kind in KINDS]
+    cells: list[tuple[Kind, int]] = [(kind, batch) for batch in sorted(set(batches)) for kind in kinds]
     times_s: dict[tuple[Kind, int], list[float]] = {cell: [] for cell in cells}
     rng = np.random.default_rng(0)
     with PreparedSteps(recognizer, clips, max(batches)) as steps:
@@ -53,11 +56,35 @@ def measure_costs(
     return Record(
         kind="costs",
         config=to_dict(recognizer.config),
-        rows=[_row(recognizer, kind, batch, times_s[kind, batch]) for kind, batch in cells],
+        rows=[
+            *(_row(recognizer, kind, batch, times_s[kind, batch]) for kind, batch in cells),
+            *capture_rows(recognizer),
+        ],
         numbers={"repeats": repeats, "chunk_ms": recognizer.loaded.geometry.chunk_ms},
         counters={"geometry": dataclasses.asdict(recognizer.loaded.geometry)},
         notes=list(recognizer.loaded.notes),
     )
+
+
+def capture_rows(recognizer: Recognizer) -> list[dict[str, object]]:
+    """Where the step is graphed, a row {stage: capture, batch, capture_ms, bytes, pool_bytes} per batch size of the ladder: all graphs of that
+    size together; the pool is what all sizes share. Nothing is captured for it: it is what `warm_up` and the measurement took."""
+    step, ladder = attached_step(recognizer.loaded.model.encoder), recognizer.stage.encoder.ladder
+    if step is None or ladder is None:
+        return []
+    geometry = recognizer.loaded.geometry
+    lengths = (geometry.steady_mel_frames, geometry.chunk(1).input_mel_frames)
+    found: dict[int, dict[str, object]] = {}
+    for graph in step.captures():
+        batch, _, frames = graph["signal"]
+        if batch in ladder and frames in lengths:
+            row = found.setdefault(
+                batch, {"stage": CAPTURE, "shape": "graphs", "batch": batch, "capture_ms": 0.0, "bytes": 0}
+            )
+            row["capture_ms"] = round(row["capture_ms"] + graph["capture_ms"], 3)  # type: ignore[operator]
+            row["bytes"] += graph["bytes"]  # type: ignore[operator]
+            row["pool_bytes"] = graph["pool_bytes"]
+    return [found[batch] for batch in sorted(found)]
 
 
 def _row(recognizer: Recognizer, kind: Kind, batch: int, times_s: list[float]) -> dict[str, object]:

@@ -123,6 +123,16 @@ def lateness_bound_s(chunk_s: float) -> float:
     return max(MIN_LATENESS_BOUND_S, LATENESS_SHARE_OF_CHUNK * chunk_s)
 
 
+def check_generator(lateness_s: Floats, bound_s: float) -> None:
+    """Raises GeneratorLagged if 99 % of the chunks were not sent within `bound_s` of when they were due."""
+    behind_s = float(np.percentile(lateness_s, 99))
+    if behind_s > bound_s:
+        raise GeneratorLagged(
+            f"generator lagged: 99 % of chunks were sent within {behind_s * 1e3:.1f} ms of when they were due; allowed is "
+            f"{bound_s * 1e3:.1f} ms. The latencies would be the generator's: lower load.streams or free a core"
+        )
+
+
 def summarise(
     schedule: Schedule, sent_s: ArrayLike, completed_s: ArrayLike, bound_s: float | None = None
 ) -> dict[str, Any]:
@@ -137,12 +147,7 @@ def summarise(
         raise RecordError("run: a chunk was sent before it was due or completed before it was sent; the clocks differ")
     lateness = np.maximum(sent - schedule.due_s, 0.0)
     bound = lateness_bound_s(schedule.chunk_s) if bound_s is None else bound_s
-    behind_s = float(np.percentile(lateness, 99))
-    if behind_s > bound:
-        raise GeneratorLagged(
-            f"generator lagged: 99 % of chunks were sent within {behind_s * 1e3:.1f} ms of when they were due; allowed is "
-            f"{bound * 1e3:.1f} ms. The latencies would be the generator's: lower load.streams or free a core"
-        )
+    check_generator(lateness, bound)
     latency = completed - schedule.due_s
     late = latency > schedule.chunk_s
     return {

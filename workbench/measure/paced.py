@@ -22,7 +22,7 @@ import numpy as np
 from workbench.clock import MonotonicClock
 from workbench.config import Config, LoadConfig
 from workbench.errors import ArenaFull, ConfigError, LoadNotCarried, QueueFull, RecordError, StepTimeout
-from workbench.measure.loadgen import Schedule, build_schedule, run_record
+from workbench.measure.loadgen import Schedule, build_schedule, check_generator, lateness_bound_s, run_record
 from workbench.model.speech import Samples
 from workbench.results import Record
 from workbench.runtime.recognizer import Event, Recognizer, Stream
@@ -120,13 +120,18 @@ class _Run:
             self.sent_s[row] = self._clock.now() - self._origin_s
             self._send(row)
             if self._late > self._most_late:
-                raise LoadNotCarried(
-                    f"load: {self._late} of {len(self.sent_s)} chunks were late by one chunk after {due_s:.1f} s of "
-                    f"{self._schedule.seconds:g} s; allowed are {self._most_late}"
-                )
+                self._give_up(row, due_s)
             if due_s - reported_s > 0.2:
                 reported_s = due_s
                 progress(due_s)
+
+    def _give_up(self, row: int, due_s: float) -> None:
+        schedule = self._schedule
+        check_generator(self.sent_s[: row + 1] - schedule.due_s[: row + 1], lateness_bound_s(schedule.chunk_s))
+        raise LoadNotCarried(
+            f"load: {self._late} of {len(schedule)} chunks were late by one chunk after {due_s:.1f} s of "
+            f"{schedule.seconds:g} s; allowed are {self._most_late}"
+        )
 
     def drain(self) -> None:
         """Wait until every row completed."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -38,7 +38,7 @@ MATMUL_DTYPES = {"cuda": ("float32", "bfloat16"), "cpu": ("float32",)}
 CEILING_BATCHES, CEILING_REPEATS = 5, {"cuda": 20, "cpu": 2}
 
 
-def profile_steps(
+def profile_steps(  # noqa: PLR0913 - all but the first by name
     step: Callable[[], None],
     *,
     device: torch.device | str,
@@ -46,11 +46,13 @@ def profile_steps(
     steps: int = 5,
     warmup: int = 3,
     nodes_per_replay: int | None = None,
+    seconds: Sequence[float] | None = None,
 ) -> Record:
     """Time, then profile, `step` on `device`; a record of kind 'profile' whose rows are stages and the costliest kernels.
 
     steps: profiled steps; warmup: unrecorded steps before timing and before profiling; trace_path: where the Chrome trace is kept
-    (.json or .json.gz); nodes_per_replay: kernels of each graph launch, checked where given. Raises RecordError for a trace that
+    (.json or .json.gz); nodes_per_replay: kernels of each graph launch, checked where given; seconds: times from an earlier `time_steps`, where
+    several steps are timed before the first is profiled. Raises RecordError for a trace that
     cannot be trusted, e.g. with lost kernels.
     """
     if steps < 1 or warmup < 1:
@@ -58,7 +60,7 @@ def profile_steps(
             f"steps={steps}, warmup={warmup}: both must be at least 1; a first profiled step is far too slow"
         )
     device = _supported(device)
-    seconds = time_steps(step, device=device, warmup=warmup)
+    seconds = time_steps(step, device=device, warmup=warmup) if seconds is None else seconds
     numbers = percentiles_ms(seconds, "step", (50, 95))
     notes = [f"p50 and p95 are of only {len(seconds)} steps"] if len(seconds) < ENOUGH_STEPS else []
     summary, attempts = _traced(step, device, Path(trace_path), (steps, warmup), nodes_per_replay)

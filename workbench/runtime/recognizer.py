@@ -160,7 +160,9 @@ class Recognizer:
         try:
             for size in ladder or (1,):
                 encoder.ladder = None if ladder is None else (size,)
-                self._silence(row, steps)
+                # The second chunk comes once an utterance, and a shape is captured when it is seen again.
+                for _ in range(1 if ladder is None else 2):
+                    self._silence(row, steps)
         finally:
             encoder.ladder = ladder
             self.arena.release(row)
@@ -202,7 +204,9 @@ class Recognizer:
 
         # One graph per size for the steady step, and one for the second chunk where that has a shape of its own.
         needed, attached = max(8, 2 * len(ladder)), attached_step(self.loaded.model.encoder)
-        if attached is None or attached.options.max_graphs < needed:  # graphs of an earlier recogniser of this model go on to serve
+        if (
+            attached is None or attached.options.max_graphs < needed
+        ):  # graphs of an earlier recogniser of this model go on to serve
             set_streaming_cuda_graphs(self.loaded.model, True, max_graphs=needed)
         return ladder
 

@@ -1,0 +1,124 @@
+"""The digital twin held against real paced runs: the same configurations and loads, p50 and p95 side by side.
+
+    record = check_twin(loaded, config, costs, TwinCheck(streams=(8, 16, 24), seconds=10))
+    record.numbers["p50_difference_max"], record.numbers["p95_difference_max"]     # shares of the measured value
+
+Every pair plays the same schedule, once against the recogniser in real time and once through the twin with costs measured on the same machine. A
+real run whose generator lagged is no measurement and is listed without a comparison.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from workbench.config import Config, replace, to_dict
+from workbench.errors import GeneratorLagged, LoadNotCarried, RecordError
+from workbench.measure.capacity_engines import still_collector
+from workbench.measure.cost_table import CostTable
+from workbench.measure.loadgen import build_schedule
+from workbench.measure.paced import PacedOptions, run_paced
+from workbench.measure.twin import simulate
+from workbench.model.load import LoadedModel
+from workbench.model.speech import Samples
+from workbench.results import Record
+from workbench.runtime.recognizer import Recognizer
+
+POINTS = ("latency_p50_ms", "latency_p95_ms")
+
+
+@dataclass(frozen=True)
+class Batching:
+    """One configuration of the batching to compare at."""
+
+    name: str
+    max_batch_size: int
+    max_queue_delay_us: int
+
+
+@dataclass(frozen=True)
+class TwinCheck:
+    """streams: the loads; seconds: of each run; batchings: the configurations."""
+
+    streams: tuple[int, ...]
+    seconds: float = 10.0
+    batchings: tuple[Batching, ...] = (
+        Batching("at once", 256, 0),
+        Batching("wait 10 ms", 256, 10_000),
+        Batching("small batches", 4, 2_000),
+    )
+
+
+def check_twin(
+    loaded: LoadedModel,
+    config: Config,
+    costs: Record,
+    clips: Sequence[Samples],
+    check: TwinCheck,
+    report: Callable[[str], None] = lambda line: None,
+) -> Record:
+    """Rows with the measured and the simulated p50 and p95 and their relative difference; the largest differences as numbers."""
+    table, rows, notes = CostTable.from_record(costs), list[dict[str, Any]](), list(loaded.notes)
+    for batching in check.batchings:
+        chosen = _configured(config, batching, check)
+        with still_collector(), Recognizer(loaded, chosen) as recognizer:
+            recognizer.warm_up()
+            for streams in check.streams:
+                level = replace(chosen, **{"load.streams": streams})
+                row: dict[str, Any] = {"batching": batching.name, "streams": streams}
+                try:
+                    row |= _pair(recognizer, level, table, clips)
+                except (GeneratorLagged, LoadNotCarried) as reason:
+                    notes.append(f"{batching.name}, {streams} streams: not compared: {reason}")
+                rows.append(row)
+                report(str(row))
+    compared = [row for row in rows if "latency_p50_difference" in row]
+    if not compared:
+        raise RecordError("no run could be compared: " + "; ".join(notes))
+    worst = {
+        f"{point}_difference_max": max(abs(row[f"latency_{point}_difference"]) for row in compared)
+        for point in ("p50", "p95")
+    }
+    return Record(
+        kind="twin_check",
+        config=to_dict(_configured(config, check.batchings[0], check)),
+        rows=rows,
+        numbers={**worst, "compared": len(compared), "seconds": check.seconds, "chunk_ms": loaded.geometry.chunk_ms},
+        notes=notes,
+    )
+
+
+def _configured(config: Config, batching: Batching, check: TwinCheck) -> Config:
+    rows = max(2 * max(check.streams), config.asr.batching.state_arena_slots)
+    return replace(
+        config,
+        **{
+            "asr.batching.enabled": True,
+            "asr.batching.max_batch_size": batching.max_batch_size,
+            "asr.batching.max_queue_delay_us": batching.max_queue_delay_us,
+            "asr.batching.state_arena_slots": rows,
+            "load.seconds": check.seconds,
+        },
+    )
+
+
+def _pair(recognizer: Recognizer, config: Config, table: CostTable, clips: Sequence[Samples]) -> dict[str, Any]:
+    before = recognizer.metrics.snapshot()
+    real = run_paced(recognizer, clips, config.load, options=PacedOptions(compare=False))
+    schedule = build_schedule(config.load, recognizer.loaded.geometry, [clip.size for clip in clips])
+    twin = simulate(config, table, schedule)
+    batches = real.counters["batches"] - before["batches"]
+    row: dict[str, Any] = {
+        "batch_mean_real": (real.counters["items"] - before["items"]) / max(1, batches),
+        "batch_mean_twin": twin.counters["batch_size_mean_items"],
+        "busy_share_twin": twin.numbers["busy_share"],
+    }
+    for name in POINTS:
+        measured, simulated = real.numbers[name], twin.numbers[name]
+        row |= {
+            f"{name.removesuffix('_ms')}_real_ms": measured,
+            f"{name.removesuffix('_ms')}_twin_ms": simulated,
+            f"{name.removesuffix('_ms')}_difference": simulated / measured - 1,
+        }
+    return row
