@@ -224,11 +224,14 @@ def test_a_graphed_batch_costs_its_bucket_and_the_padding_is_counted() -> None:
 
 def test_what_capturing_the_ladder_takes_is_told_where_it_was_measured() -> None:
     rows: list[dict[str, Any]] = [{"stage": "step", "batch": 1, "shape": "steady", "ms_p50": 1.0, "ms_p95": 1.0}]
-    rows += [{"stage": "capture", "batch": b, "capture_ms": 100.0 + b, "bytes": b * 2**20} for b in (1, 4, 8)]
+    rows += [
+        {"stage": "capture", "batch": b, "capture_ms": 100.0 + b, "bytes": b * 2**20, "pool_bytes": 2**23}
+        for b in (1, 4, 8)
+    ]
     table = CostTable.from_record(Record(kind="costs", rows=rows))
     config = graphed(2, [1, 2, 16], seconds=2.0)
     numbers = simulate(config, table, scheduled(config)).numbers
-    assert numbers["graph_memory_mib"] == pytest.approx(1 + 2 + 16)
+    assert numbers["graph_memory_mib"] == pytest.approx(1 + 2 + 16 + 2 * 8)
     assert numbers["graph_capture_ms"] == pytest.approx(101 + 102 + 2 * 108)
     assert "graph_memory_mib" not in simulate(config, costs({1: 1.0}), scheduled(config)).numbers
     assert table.digest() != costs({1: 1.0}).digest()

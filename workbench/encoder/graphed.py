@@ -55,6 +55,7 @@ class GraphedEncoderStep:
         self.counters = GraphCounters()
         self._backend: GraphBackend = backend or CudaGraphBackend()
         self._graphs: OrderedDict[StepKey, Any] = OrderedDict()
+        self._capture_ms: dict[StepKey, float] = {}
         self._seen: OrderedDict[StepKey, int] = OrderedDict()
         self._failed: set[StepKey] = set()
         self._guard: PointerGuard | None = None
@@ -131,6 +132,20 @@ class GraphedEncoderStep:
                 "enabled": self._enabled,
                 "shapes": [str(key) for key in self._graphs],
             }
+
+    def captures(self) -> list[dict[str, Any]]:
+        """Per graph held: the shape of its signal [B, F, T], the milliseconds that its capture took, the bytes of its inputs and outputs,
+        and those of the pool that all share."""
+        with self._lock:
+            return [
+                {
+                    "signal": tuple(key.tensors[0][0]),
+                    "capture_ms": self._capture_ms[key],
+                    "bytes": graph.nbytes,
+                    "pool_bytes": self._backend.pool_bytes,
+                }
+                for key, graph in self._graphs.items()
+            ]
 
     @property
     def newest(self) -> Any:
@@ -219,7 +234,7 @@ class GraphedEncoderStep:
         counters.last_capture_ms = (perf_counter() - started) * 1e3
         counters.capture_ms += counters.last_capture_ms
         counters.captured += 1
-        self._graphs[key] = graph
+        self._graphs[key], self._capture_ms[key] = graph, counters.last_capture_ms
         self._seen.pop(key, None)
         self._guard = self._guard or PointerGuard(encoder)
         return graph

@@ -35,18 +35,19 @@ class CostTable:
     """Milliseconds of one step: per shape the measured batch sizes (ascending) and, for each, a row of quantiles on an even grid.
 
     Shapes are the kinds of step `first`, `second`, `steady` and `cut`; mel_frames: what each was fed, where the record says so;
-    captures: per batch size the milliseconds and bytes of its CUDA graphs, where they were measured.
+    captures: per batch size the milliseconds and bytes of its CUDA graphs, where they were measured; pool_bytes: what they share.
     """
 
     curves: dict[str, tuple[tuple[int, ...], Floats]]
     mel_frames: dict[str, int]
     captures: dict[int, tuple[float, float]] = field(default_factory=dict)
+    pool_bytes: float = 0.0
 
     @classmethod
     def from_record(cls, record: Record, stage: str = STAGE) -> CostTable:
         """Read rows {stage, batch, shape, mel_frames, ms_p50, ms_p95, samples_ms}; mel_frames and samples_ms (a list) may be absent.
 
-        Rows {stage: capture, batch, capture_ms, bytes} tell what the graphs of a batch size take. Without samples the lower half of the spread is the median and the upper half runs through the 95th percentile.
+        Rows {stage: capture, batch, capture_ms, bytes, pool_bytes} tell what the graphs of a batch size take. Without samples the lower half of the spread is the median and the upper half runs through the 95th percentile.
         Raises RecordError for another kind of record, no rows of the stage, or costs that are not positive numbers.
         """
         if record.kind != "costs":
@@ -63,12 +64,9 @@ class CostTable:
             stages = sorted({str(row.get("stage")) for row in record.rows})
             raise RecordError(f"costs: no rows of stage {stage!r}; the record has {', '.join(stages) or 'no rows'}")
         curves = {s: (tuple(sorted(b)), np.stack([b[size] for size in sorted(b)])) for s, b in found.items()}
-        captures = {
-            int(row["batch"]): (float(row["capture_ms"]), float(row["bytes"]))
-            for row in record.rows
-            if row.get("stage") == CAPTURE
-        }
-        return cls(curves, mel_frames, captures)
+        graphs = [row for row in record.rows if row.get("stage") == CAPTURE]
+        captures = {int(row["batch"]): (float(row["capture_ms"]), float(row["bytes"])) for row in graphs}
+        return cls(curves, mel_frames, captures, max((float(row.get("pool_bytes", 0)) for row in graphs), default=0.0))
 
     def shape_for(self, key: StepKey) -> str:
         """The measured shape that stands for a key: its kind of step, else `steady`, else whatever was measured."""
@@ -102,7 +100,7 @@ class CostTable:
     def capture(self, ladder: Sequence[int]) -> tuple[float, float] | None:
         """Milliseconds to capture the graphs of these batch sizes and the bytes that they hold; None where that was not measured.
 
-        Linear between the measured sizes; beyond the largest in proportion to the batch.
+        Linear between the measured sizes; beyond the largest in proportion to the batch. The shared pool is as large as the largest needs.
         """
         if not self.captures:
             return None
@@ -112,7 +110,7 @@ class CostTable:
             float(np.dot(np.interp(ladder, sizes, [self.captures[size][part] for size in sizes]), beyond))
             for part in (0, 1)
         ]
-        return totals[0], totals[1]
+        return totals[0], totals[1] + self.pool_bytes * max(ladder) / sizes[-1]
 
     def busy_streams(self, chunk_s: float, busy_share: float = 0.6) -> int:
         """The most streams whose steady steps, all in one batch, keep the worker busy for `busy_share` of a chunk; at least 1.
