@@ -1,0 +1,262 @@
+"""The slot-resident encoder step: NeMo's cache-aware step without its caches being copied, projected or masked again.
+
+Why: NeMo keeps the attention *input* of the last frames per stream and projects keys and values of all of them in every step: 84 % of the
+arithmetic at 80 ms chunks. Here each stream owns a row that holds keys and values after projection, in a ring; a step writes the new
+frames into the ring and reads it in place. Positional projections depend on nothing but the window, so they are computed once.
+
+    resident = ResidentEncoder(model.encoder, rows=256)
+    encoded_BTD, lengths_B = resident.step(mel_BFM, mel_lengths_B, rows_B, drop=2)
+
+Every stream's position counts its frames; what a ring holds of frames before the stream's first is never read, so a row is made fresh by
+setting its position to zero and the rest may hold anything. Row `rows` is scratch: padding of a batch points at it and it never advances.
+
+Shapes: B batch, F mel bins, M mel frames, T new encoder frames, D model width, H heads, K = D / H, L layers, R rows + 1,
+C = left context + T (ring of keys and values), W = kernel - 1 + T (ring of the convolution's input).
+Source of the formulas: Transformer-XL relative attention as in NeMo's `RelPositionMultiHeadAttention`, Conformer layer of `ConformerLayer`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from workbench.errors import ModelError
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A layer normalisation's parameters [D]."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor
+    eps: float
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A projection's parameters: weight [out, in], bias [out] or None."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """One Conformer layer. positions: projected positional table [H, 2C - 1, K]; bias_u, bias_v [H, K]; taps [D, kernel]."""
+
+    norm_ff1: Norm
+    ff1_in: Linear
+    ff1_out: Linear
+    norm_att: Norm
+    qkv: Linear
+    positions: torch.Tensor
+    bias_u: torch.Tensor
+    bias_v: torch.Tensor
+    att_out: Linear
+    norm_conv: Norm
+    conv_in: Linear
+    taps: torch.Tensor
+    taps_bias: torch.Tensor | None
+    norm_taps: Norm
+    conv_out: Linear
+    norm_ff2: Norm
+    ff2_in: Linear
+    ff2_out: Linear
+    norm_out: Norm
+
+
+@dataclass(frozen=True)
+class Rings:
+    """Stream state of all rows: keys and values [L, R, 2, C, D], convolution inputs [L, R, W, D], frames so far [R] (int32)."""
+
+    kv: torch.Tensor
+    conv: torch.Tensor
+    position: torch.Tensor
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return (self.kv[:, 0].numel() + self.conv[:, 0].numel()) * self.kv.element_size() + 4
+
+
+@dataclass(frozen=True)
+class StepFrame:
+    """What all layers of one step share: row indices [B] (int64), first position [B] and valid new frames [B] (int32)."""
+
+    rows: torch.Tensor
+    start: torch.Tensor
+    valid: torch.Tensor
+
+
+def why_not_resident(encoder: Any) -> str | None:
+    """The first reason why this encoder has no resident step, or None."""
+    cfg = encoder.streaming_cfg
+    layer = encoder.layers[0]
+    checks = (
+        (encoder.self_attention_model == "rel_pos", f"attention is {encoder.self_attention_model!r}, not 'rel_pos'"),
+        (encoder.att_context_style == "chunked_limited", f"context style is {encoder.att_context_style!r}"),
+        (layer.conv.norm_type == "layer_norm", f"the convolution's norm is {layer.conv.norm_type!r}, not 'layer_norm'"),
+        (layer.conv.depthwise_conv._right_padding == 0, "the convolution is not causal"),
+        (layer.conv.pointwise_activation == "glu_", "the convolution's gate is not a GLU"),
+        (encoder.reduction_position is None, "the encoder reduces its frame rate inside"),
+        (cfg is not None and cfg.cache_drop_size == 0, "the streaming configuration drops frames of its caches"),
+        (not isinstance(encoder.pre_encode, torch.nn.Linear), "the encoder has no convolutional subsampling"),
+        (not getattr(encoder, "is_adapter_available", lambda: False)(), "the encoder has adapters"),
+    )
+    return next((reason for good, reason in checks if not good), None)
+
+
+class ResidentEncoder:
+    """The step on `rows` rows. Weights are taken as they are now (cast to `dtype`); a later change of the model is not seen.
+
+    ops: the module with `residual_norm`, `attention` and `convolution`; chosen for the device where None. Raises ModelError for an
+    encoder that has no resident step.
+    """
+
+    def __init__(self, encoder: Any, rows: int, dtype: torch.dtype | None = None, ops: ModuleType | None = None) -> None:
+        if (reason := why_not_resident(encoder)) is not None:
+            raise ModelError(f"no resident step for this encoder: {reason}")
+        first = next(encoder.parameters())
+        self.device, self.dtype = first.device, dtype or first.dtype
+        self.encoder, self.rows, self.ops = encoder, rows, ops or ops_for(self.device)
+        left, right = encoder.att_context_size
+        self.left, self.chunk_frames = int(left), int(right) + 1
+        self.ring_frames = self.left + self.chunk_frames
+        conv = encoder.layers[0].conv
+        self.conv_frames = conv.kernel_size - 1 + self.chunk_frames
+        self.width, self.heads = int(encoder.d_model), int(encoder.layers[0].self_attn.h)
+        with torch.no_grad():
+            self.layers = [self._pack(layer) for layer in encoder.layers]
+        self.rings = self._rings()
+
+    @property
+    def scratch(self) -> int:
+        """The row that padding points at."""
+        return self.rows
+
+    def reset(self, rows_B: torch.Tensor) -> None:
+        """Make rows fresh: nothing of what their rings hold will be read."""
+        self.rings.position.index_fill_(0, rows_B, 0)
+
+    def step(
+        self, mel_BFM: torch.Tensor, mel_lengths_B: torch.Tensor, rows_B: torch.Tensor, drop: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """One chunk of each row -> encoded [B, T, D] in the step's dtype, valid frames [B] (int64). Rows other than scratch are distinct.
+
+        mel_BFM holds the chunk with the history that the subsampling needs, `drop` encoder frames of which are dropped; a chunk that
+        the end cut short is filled up and its true mel frames are in `mel_lengths_B`.
+        """
+        x_BTD, lengths_B = self._subsampled(mel_BFM, mel_lengths_B, drop)
+        position = self.rings.position
+        frame = StepFrame(rows_B, position.index_select(0, rows_B), lengths_B.to(torch.int32))
+        encoded_BTD = self._layers(x_BTD, frame)
+        moved_B = (rows_B != self.scratch).to(torch.int32) * x_BTD.size(1)
+        position.index_add_(0, rows_B, moved_B)
+        return encoded_BTD, lengths_B
+
+    def _subsampled(
+        self, mel_BFM: torch.Tensor, mel_lengths_B: torch.Tensor, drop: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """NeMo's own subsampling, its history dropped and its scale applied: [B, T, D] in fp32 or the model's dtype, lengths [B]."""
+        encoder = self.encoder
+        x_BTD, lengths_B = encoder.pre_encode(x=mel_BFM.transpose(1, 2), lengths=mel_lengths_B)
+        x_BTD, lengths_B = x_BTD[:, drop : drop + self.chunk_frames], (lengths_B.to(torch.int64) - drop).clamp(min=0)
+        scale = encoder.pos_enc.xscale
+        return x_BTD * scale if scale else x_BTD, lengths_B.clamp(max=self.chunk_frames)
+
+    def _layers(self, x_BTD: torch.Tensor, frame: StepFrame) -> torch.Tensor:
+        ops, dtype = self.ops, self.dtype
+        # The residual stream stays in fp32; what enters a projection is in the step's dtype.
+        residual = x_BTD.float().contiguous()
+        hidden = ops.norm(residual, self.layers[0].norm_ff1, dtype)
+        for number, w in enumerate(self.layers):
+            branch = _linear(functional.silu(_linear(hidden, w.ff1_in)), w.ff1_out)
+            residual, hidden = ops.residual_norm(residual, branch, 0.5, w.norm_att)
+            attended = ops.attention(
+                _linear(hidden, w.qkv), self.rings.kv[number], frame, (w.positions, w.bias_u, w.bias_v), self.left
+            )
+            residual, hidden = ops.residual_norm(residual, _linear(attended, w.att_out), 1.0, w.norm_conv)
+            mixed = ops.convolution(
+                _linear(hidden, w.conv_in), self.rings.conv[number], frame, (w.taps, w.taps_bias), w.norm_taps
+            )
+            residual, hidden = ops.residual_norm(residual, _linear(mixed, w.conv_out), 1.0, w.norm_ff2)
+            branch = _linear(functional.silu(_linear(hidden, w.ff2_in)), w.ff2_out)
+            last = number + 1 == len(self.layers)
+            following = None if last else self.layers[number + 1].norm_ff1
+            residual, hidden = ops.residual_two_norms(residual, branch, 0.5, w.norm_out, following, dtype)
+        projection = self.encoder.out_proj
+        return hidden if projection is None else functional.linear(hidden, projection.weight.to(dtype), projection.bias)
+
+    def _rings(self) -> Rings:
+        layers, rows = len(self.layers), self.rows + 1
+        where: dict[str, Any] = {"device": self.device}
+        return Rings(
+            kv=torch.zeros(layers, rows, 2, self.ring_frames, self.width, dtype=self.dtype, **where),
+            conv=torch.zeros(layers, rows, self.conv_frames, self.width, dtype=self.dtype, **where),
+            position=torch.zeros(rows, dtype=torch.int32, **where),
+        )
+
+    def _pack(self, layer: Any) -> LayerWeights:
+        attention, conv = layer.self_attn, layer.conv
+        parts = (attention.linear_q, attention.linear_k, attention.linear_v)
+        bias = None if parts[0].bias is None else torch.cat([part.bias for part in parts])
+        taps = conv.depthwise_conv
+        return LayerWeights(
+            norm_ff1=self._norm(layer.norm_feed_forward1),
+            ff1_in=self._linear(layer.feed_forward1.linear1),
+            ff1_out=self._linear(layer.feed_forward1.linear2),
+            norm_att=self._norm(layer.norm_self_att),
+            qkv=self._cast(torch.cat([part.weight for part in parts]), bias),
+            positions=self._positions(attention),
+            bias_u=attention.pos_bias_u.detach().float().contiguous(),
+            bias_v=attention.pos_bias_v.detach().float().contiguous(),
+            att_out=self._linear(attention.linear_out),
+            norm_conv=self._norm(layer.norm_conv),
+            conv_in=self._linear(conv.pointwise_conv1),
+            taps=taps.weight.detach()[:, 0].float().t().contiguous(),
+            taps_bias=None if taps.bias is None else taps.bias.detach().float(),
+            norm_taps=self._norm(conv.batch_norm),
+            conv_out=self._linear(conv.pointwise_conv2),
+            norm_ff2=self._norm(layer.norm_feed_forward2),
+            ff2_in=self._linear(layer.feed_forward2.linear1),
+            ff2_out=self._linear(layer.feed_forward2.linear2),
+            norm_out=self._norm(layer.norm_out),
+        )
+
+    def _positions(self, attention: Any) -> torch.Tensor:
+        """Positional projections of distances C - 1 … -(C - 1), as NeMo slices its table for C keys."""
+        table, keys = self.encoder.pos_enc.pe, self.ring_frames
+        start = table.size(1) // 2 + 1 - keys
+        projected = attention.linear_pos(table[0, start : start + 2 * keys - 1].to(attention.linear_pos.weight.dtype))
+        by_head = projected.view(2 * keys - 1, self.heads, -1).transpose(0, 1)
+        return by_head.detach().to(self.dtype).contiguous()
+
+    def _linear(self, module: Any) -> Linear:
+        weight = module.weight.detach()
+        return self._cast(weight[:, :, 0] if weight.dim() == 3 else weight, module.bias)
+
+    def _cast(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        weight = weight.detach().to(self.dtype).contiguous()
+        return Linear(weight, None if bias is None else bias.detach().to(self.dtype))
+
+    def _norm(self, module: Any) -> Norm:
+        return Norm(module.weight.detach().float(), module.bias.detach().float(), float(module.eps))
+
+
+def ops_for(device: torch.device) -> ModuleType:
+    """Triton kernels on CUDA, plain PyTorch elsewhere."""
+    if device.type == "cuda":
+        from workbench.encoder import kernels
+
+        return kernels
+    from workbench.encoder import resident_ops
+
+    return resident_ops
+
+
+def _linear(x: torch.Tensor, w: Linear) -> torch.Tensor:
+    return functional.linear(x, w.weight, w.bias)
