@@ -186,3 +186,37 @@ def test_doctor_reports_every_part(run):
         findings
     )
     assert all(f["cost"] for f in findings.values() if f["state"] == "missing")
+
+
+def test_capacity_of_the_twin_and_of_the_recogniser(run, project, tmp_path):
+    costs = project / "notebooks" / "records" / "costs_demo_cpu.json"
+    code, out, err = run("capacity", "--engine", "twin", "--costs", costs, "--seconds", "10", "--json")
+    record = json.loads(out)
+    assert code == 0 and record["numbers"]["capacity_streams"] > 0 and record["counters"]["ended"] == "complete"
+    assert "short runs" in err and " streams: passed" in err
+    levels = ["--seconds", "1", "--start", "1", "--late-share", "0.9", "--resolution", "0.9", "--repeats", "1"]
+    saved = tmp_path / "capacity.json"
+    code, out, _ = run("capacity", *TINY, *levels, "--same-process", "-s", "asr.batching.max_batch_size=2", "-o", saved)
+    assert code == 0 and "capacity_streams" in out
+    assert json.loads(saved.read_text())["config"]["fresh_processes"] is False
+    code, out, _ = run("show", saved)
+    assert code == 0 and "capacity_streams" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--engine", "cpp"], "allowed are pipeline, nemo-loop, twin"),
+        (["--engine", "twin"], "a cost record goes with"),
+        (["--seconds", "0"], "allowed are seconds > 0"),
+        (["--model", "tiny", "--start", "0"], "1 <= start"),
+    ],
+)
+def test_a_wrong_capacity_search_is_one_line(run, arguments, words):
+    code, _, err = run("capacity", *arguments)
+    assert code == 2 and words in err and "Traceback" not in err
+
+
+def test_a_trained_model_has_the_label_rate_that_it_has(run):
+    code, _, err = run("bench", "paced", "--label-rate", "3", "-s", "load.seconds=1")
+    assert code == 2 and "allowed are models with random weights" in err

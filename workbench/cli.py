@@ -1,4 +1,4 @@
-"""The command line: `workbench demo | transcribe | profile | bench | tune | best | twin | show | doctor`.
+"""The command line: `workbench demo | transcribe | profile | bench | capacity | tune | best | twin | show | doctor`.
 
 Verbs are thin: they read options, call the library and print. Heavy imports happen inside them, so `--help` answers at once. Results go to
 standard output (a table, or one JSON object with --json); progress and messages go to standard error. Exit codes: 0 done, 1 a run-time
@@ -47,6 +47,10 @@ Context = Annotated[str | None, typer.Option(help="Left and right context in 80 
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 Audio = Annotated[list[str], typer.Argument(help="Audio files, folders, globs or NeMo manifests.", show_default=False)]
+LabelRate = Annotated[
+    float | None,
+    typer.Option(help="Random weights: labels per second of audio that the decoder is made to emit, e.g. 3."),
+]
 Save = Annotated[Path | None, typer.Option("--output", "-o", help="Also write the record to this file.")]
 
 
@@ -266,6 +270,7 @@ def bench_paced(
     model: Model = None,
     context: Context = None,
     device: Device = None,
+    label_rate: LabelRate = None,
     as_json: AsJson = False,
     output: Save = None,
 ) -> None:
@@ -275,7 +280,7 @@ def bench_paced(
     """
     from workbench.measure.bench import paced_configured
 
-    chosen = _configured(config, overrides, model, context, device)
+    chosen = _configured(config, overrides, model, context, device, label_rate)
     with _seconds_bar("paced", chosen.load.seconds) as progress:
         record = paced_configured(chosen, audio, progress)
     _say(record.notes)
@@ -325,6 +330,7 @@ def bench_costs(
     model: Model = None,
     context: Context = None,
     device: Device = None,
+    label_rate: LabelRate = None,
     as_json: AsJson = False,
     output: Save = None,
 ) -> None:
@@ -335,9 +341,79 @@ def bench_costs(
     from workbench.measure.bench import costs_configured
 
     sizes = _integers(batches, "--batches")
-    record = costs_configured(_configured(config, overrides, model, context, device), sizes)
+    record = costs_configured(_configured(config, overrides, model, context, device, label_rate), sizes)
     _say(record.notes)
     _give(record, as_json, output, lambda: _table(record))
+
+
+@bench_app.command("twin")
+def bench_twin(
+    streams: Annotated[str, typer.Option(help="Loads to compare at, e.g. 4,8,12.")] = "2,4,6",
+    seconds: Annotated[float, typer.Option(min=1, help="Length of every run.")] = 10.0,
+    batches: Annotated[str, typer.Option(help="Batch sizes of the cost table, e.g. 1,2,4,8.")] = "1,2,4,8",
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    model: Model = None,
+    context: Context = None,
+    device: Device = None,
+    label_rate: LabelRate = None,
+    as_json: AsJson = False,
+    output: Save = None,
+) -> None:
+    """The digital twin against real paced runs: step costs measured now, then every load under three batchings, p50 and p95 of both.
+
+    Example: `workbench bench twin --model tiny --context 56,0 --streams 2,4,6 --json`
+    """
+    from workbench.measure.twin_check import TwinCheck, check_configured
+
+    chosen = _configured(config, overrides, model, context, device, label_rate)
+    check = TwinCheck(streams=tuple(_integers(streams, "--streams")), seconds=seconds)
+    record = check_configured(chosen, check, _integers(batches, "--batches"))
+    _say(record.notes)
+    _give(record, as_json, output, lambda: (_table(record), _numbers(record)))
+
+
+@app.command()
+def capacity(
+    audio: Annotated[list[str] | None, typer.Argument(help="Audio to speak; the shipped speech by default.")] = None,
+    engine: Annotated[
+        str, typer.Option(help="pipeline: the recogniser; nemo-loop: NeMo's own step in a loop; twin: simulated.")
+    ] = "pipeline",
+    costs: Annotated[Path | None, typer.Option(help="Cost record for --engine twin.")] = None,
+    seconds: Annotated[float, typer.Option(help="Length of every run; the record says so if below 120.")] = 120.0,
+    late_share: Annotated[float, typer.Option(help="Most chunks late by one chunk, as a share.")] = 0.001,
+    final_p95_ms: Annotated[float, typer.Option(help="Most time to the final result, p95.")] = 1000.0,
+    start: Annotated[int, typer.Option(help="First number of streams.")] = 8,
+    repeats: Annotated[int, typer.Option(help="Runs that the largest passing level must pass.")] = 2,
+    resolution: Annotated[float, typer.Option(help="Gap between passed and failed that is near enough.")] = 0.03,
+    same_process: Annotated[bool, typer.Option("--same-process", help="Load the model once for all levels.")] = False,
+    config: ConfigFile = None,
+    overrides: Overrides = None,
+    model: Model = None,
+    context: Context = None,
+    device: Device = None,
+    label_rate: LabelRate = None,
+    as_json: AsJson = False,
+    output: Save = None,
+) -> None:
+    """The most live streams that keep a stated rule, by doubling and bisection. Ctrl-C keeps the levels so far.
+
+    Example: `workbench capacity --model nemotron-0.6b --context 56,0 --label-rate 3 -s asr.cuda_graphs=true -o capacity.json`
+    """
+    from workbench.measure.capacity import CapacityRule, SearchPlan
+    from workbench.measure.capacity_run import CapacityRun, capacity_configured
+    from workbench.tuning.run import simulate_configured
+
+    chosen = _configured(config, overrides, model, context, device, label_rate)
+    rule = CapacityRule(seconds, late_share, final_p95_ms, chosen.load.starts)
+    plan = SearchPlan(start=start, repeats=repeats, resolution=resolution)
+    run = CapacityRun(engine, rule, plan, not same_process, tuple(audio) if audio else None, output)
+    simulate = None if costs is None else lambda level: simulate_configured(level, costs)
+    record = capacity_configured(chosen, run, simulate)
+    _say(record.notes)
+    _give(record, as_json, output, lambda: (_table(record), _numbers(record)))
+    if record.counters["ended"] == "interrupted":
+        raise typer.Exit(130)
 
 
 @app.command()
@@ -426,7 +502,12 @@ def doctor(as_json: AsJson = False) -> None:
 
 
 def _configured(
-    config: Path | None, overrides: list[str] | None, model: str | None, context: str | None, device: str | None
+    config: Path | None,
+    overrides: list[str] | None,
+    model: str | None,
+    context: str | None,
+    device: str | None,
+    label_rate: float | None = None,
 ) -> Config:
     chosen = load_config(config, overrides or ())
     changes: dict[str, Any] = {}
@@ -436,6 +517,8 @@ def _configured(
         changes["asr.att_context_size"] = _integers(context, "--context")
     if device is not None:
         changes["asr.device"] = device
+    if label_rate is not None:
+        changes["asr.label_rate_hz"] = label_rate
     return replace(chosen, **changes)
 
 

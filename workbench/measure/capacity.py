@@ -274,6 +274,7 @@ def _notes(
         "generator": f"ended: at {_unmeasurable(runs)} streams the load generator lagged twice, so nothing was measured there; the limit "
         "found is the generator's, not the engine's",
         "budget": "ended early: the time set for the search was used up; the limit lies between the levels that passed and failed",
+        "running": "unfinished: the levels so far",
         "interrupted": "interrupted: the levels so far; the limit may be higher",
         "most_runs": "ended early: the number of runs set for the search was used up",
         "most_streams": "ended at the largest level allowed, which passed: the limit is not known",

@@ -28,7 +28,12 @@ from workbench.results import Record
 
 ENGINES = ("pipeline", "nemo-loop")
 RunAt = Callable[[int], Record]
+ShownRunAt = Callable[..., Record]
 _LEVEL_EXTRA_S = 600.0  # loading a model, capturing graphs and draining, beside the load itself
+
+
+def _silent(seconds: float) -> None:
+    """No progress shown."""
 
 
 @dataclass(frozen=True)
@@ -61,26 +66,25 @@ def level_config(config: Config, rule: CapacityRule, streams: int) -> Config:
 
 
 @contextmanager
-def levels_in_process(spec: EngineSpec, rule: CapacityRule, progress: Any = None) -> Iterator[RunAt]:
+def levels_in_process(spec: EngineSpec, rule: CapacityRule) -> Iterator[ShownRunAt]:
     """`run_at` in this process; the model is loaded once."""
     from workbench.measure.steps import speech_clips
     from workbench.model.load import load_configured
 
     loaded = load_configured(spec.config.asr)
     clips = speech_clips(loaded.geometry.sample_rate_hz, spec.audio)
-    yield model_levels(spec, rule, loaded, clips, progress)
+    yield model_levels(spec, rule, loaded, clips)
 
 
-def model_levels(spec: EngineSpec, rule: CapacityRule, loaded: Any, clips: Any, progress: Any = None) -> RunAt:
-    """`run_at` on a loaded model."""
+def model_levels(spec: EngineSpec, rule: CapacityRule, loaded: Any, clips: Any) -> ShownRunAt:
+    """`run_at(streams, progress)` on a loaded model; `progress` is called with the seconds played and may be left out."""
     run = partial(_nemo_level, spec.decoder_graphs) if spec.engine == "nemo-loop" else _pipeline_level
-    show = progress or (lambda streams: _silent)
 
-    def run_at(streams: int) -> Record:
+    def run_at(streams: int, progress: Callable[[float], None] = _silent) -> Record:
         config = level_config(spec.config, rule, streams)
         with still_collector():
             try:
-                record = run(loaded, config, clips, rule, show(streams))
+                record = run(loaded, config, clips, rule, progress)
             except RuntimeError as error:
                 if type(error).__name__ != "OutOfMemoryError":
                     raise
@@ -124,10 +128,6 @@ def still_collector() -> Iterator[None]:
     finally:
         gc.unfreeze()
         gc.collect()
-
-
-def _silent(seconds: float) -> None:
-    pass
 
 
 def _pipeline_level(loaded: Any, config: Config, clips: Any, rule: CapacityRule, progress: Any) -> Record:

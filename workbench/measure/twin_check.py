@@ -9,6 +9,7 @@ real run whose generator lagged is no measurement and is listed without a compar
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,6 +49,29 @@ class TwinCheck:
         Batching("wait 10 ms", 256, 10_000),
         Batching("small batches", 4, 2_000),
     )
+
+
+def check_configured(config: Config, check: TwinCheck, batches: Sequence[int], repeats: int = 16) -> Record:
+    """`check_twin` on a configured model, with costs measured just before; their rows are kept in `counters["costs"]`."""
+    from workbench.measure.costs import measure_costs
+    from workbench.measure.progress import count_bar
+    from workbench.measure.steps import speech_clips
+    from workbench.model.load import load_configured
+
+    loaded = load_configured(config.asr)
+    clips = speech_clips(loaded.geometry.sample_rate_hz)
+    chosen = _configured(config, check.batchings[0], check)
+    slots = max([*batches, chosen.asr.batching.state_arena_slots])
+    with (
+        still_collector(),
+        Recognizer(loaded, replace(chosen, **{"asr.batching.state_arena_slots": slots})) as recognizer,
+        count_bar("costs") as progress,
+    ):
+        recognizer.warm_up()
+        costs = measure_costs(recognizer, clips, batches, repeats, progress, kinds=("first", "second", "steady"))
+    record = check_twin(loaded, config, costs, clips, check, lambda line: print(line, file=sys.stderr, flush=True))
+    record.counters["costs"] = costs.rows
+    return record
 
 
 def check_twin(
