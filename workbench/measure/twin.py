@@ -156,9 +156,15 @@ class _Barrier:
     def __init__(self, batching: BatchingConfig, chunk_s: float) -> None:
         self.cohorts = IngressCohorts(batching)
         self._chunk_s = chunk_s
+        self.deadline = math.inf  # when the open wave closes at the latest; infinite with none
         self._wave: Wave | None = None
         self._held: dict[int, int] = {}
         self._seen: set[int] = set()
+
+    @property
+    def closed(self) -> bool:
+        """Whether a wave has closed whose chunks were not yet taken."""
+        return self._wave is not None and self._wave.closed
 
     def arrive(self, utterance: int, row: int, now: float) -> bool:
         """A chunk comes to the barrier; True if it goes on at once, alone."""
@@ -169,25 +175,26 @@ class _Barrier:
         if wave.closed and wave.size == 1:
             return True
         self._wave, self._held[utterance] = wave, row
+        self.deadline = now if wave.closed else wave.deadline
         return False
 
     def leave(self, utterance: int, now: float) -> int | None:
         """The utterance ends: nobody waits for it; the row that it held at the barrier, if any."""
         self.cohorts.unregister(utterance, now)
-        return self._held.pop(utterance, None)
+        held = self._held.pop(utterance, None)
+        if not self._held:
+            self._wave, self.deadline = None, math.inf
+        elif self.closed:
+            self.deadline = now
+        return held
 
     def released(self, now: float) -> list[tuple[int, int]]:
         """(utterance, row) of the wave that has closed by now."""
         self.cohorts.poll(now)
-        if self._wave is None or not self._wave.closed:
+        if not self.closed:
             return []
-        released, self._held, self._wave = list(self._held.items()), {}, None
+        released, self._held, self._wave, self.deadline = list(self._held.items()), {}, None, math.inf
         return released
-
-    def next_deadline(self) -> float:
-        """When the open wave closes at the latest; infinite with none."""
-        deadline = self.cohorts.next_deadline() if self._held else None
-        return math.inf if deadline is None else deadline
 
 
 class _Run:
@@ -226,7 +233,7 @@ class _Run:
                 deadline = batcher.next_deadline()
                 event = min(due_s[row] if row < rows else math.inf, math.inf if deadline is None else deadline)
                 if self._barrier is not None:
-                    event = min(event, self._barrier.next_deadline())
+                    event = min(event, self._barrier.deadline)
                 if event == math.inf:
                     return
                 now = self.now = max(self.now, event)
@@ -235,8 +242,8 @@ class _Run:
             while row < rows and due_s[row] <= now:
                 arrive(row, due_s[row])
                 row += 1
-            if self._barrier is not None:
-                self._let_in(self._barrier, now)
+            if self._barrier is not None and self._barrier.deadline <= now:
+                self._let_in(self._barrier)
             if self._running is not None:
                 self._finish(now)
             batch = batcher.next_batch(now)
@@ -247,11 +254,11 @@ class _Run:
     def _arrive(self, row: int, now: float) -> None:
         utterance, barrier = self._utterance[row], self._barrier
         if barrier is not None:
-            self._let_in(barrier, now)
+            if barrier.deadline <= now:
+                self._let_in(barrier)
             held = barrier.leave(utterance, now) if self._final[row] else None
             if held is not None:
                 self._start(held, utterance, now)
-            self._let_in(barrier, now)
         if self._busy[utterance]:
             self._backlog.setdefault(utterance, deque()).append(row)
         elif barrier is None or self._final[row]:
@@ -260,15 +267,13 @@ class _Run:
             self._start(row, utterance, now, 1)
         else:
             self._busy[utterance] = True
-            self._let_in(barrier, now)
+        if barrier is not None and barrier.closed:
+            self._let_in(barrier)
 
-    def _let_in(self, barrier: _Barrier, now: float) -> None:
-        """Start the chunks of a wave that has closed, each with the number of its companions of the same kind."""
-        while (deadline := barrier.next_deadline()) <= now:
-            self._launch(barrier.released(deadline), deadline)
-        self._launch(barrier.released(now), now)
-
-    def _launch(self, released: list[tuple[int, int]], now: float) -> None:
+    def _let_in(self, barrier: _Barrier) -> None:
+        """Start the chunks of the wave that has closed, each with the number of its companions of the same kind."""
+        now = barrier.deadline
+        released = barrier.released(now)
         together = Counter(self._keys[row] for _, row in released)
         for utterance, row in released:
             self._start(row, utterance, now, together[self._keys[row]])
