@@ -195,6 +195,7 @@ def small():
 
 def test_nemos_own_loop_recognises_what_the_recogniser_does(small):
     from small_models import alone, recognizer_for
+
     from workbench.measure.nemo_loop import NemoLoop, nemo_model
 
     model, clips = small

@@ -199,8 +199,10 @@ def test_capacity_of_the_twin_and_of_the_recogniser(run, project, tmp_path):
     code, out, _ = run("capacity", *TINY, *levels, "--same-process", "-s", "asr.batching.max_batch_size=2", "-o", saved)
     assert code == 0 and "capacity_streams" in out
     assert json.loads(saved.read_text())["config"]["fresh_processes"] is False
-    code, out, _ = run("show", saved)
-    assert code == 0 and "capacity_streams" in out
+    code, out, _ = run("show", saved, "--figure", tmp_path / "capacity.svg")
+    assert code == 0 and "capacity_streams" in out and (tmp_path / "capacity.svg").read_text().count("<path") > 5
+    code, _, err = run("show", saved, "--figure", tmp_path / "capacity.doc")
+    assert code == 2 and "allowed are names that end in" in err
 
 
 @pytest.mark.parametrize(

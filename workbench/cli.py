@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from workbench.results import Record
 
 PARTIAL = 3
+FIGURE_TYPES = (".png", ".svg", ".pdf")
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False
@@ -474,13 +475,22 @@ def twin(
 
 @app.command()
 def show(
-    record_file: Annotated[Path, typer.Argument(metavar="RECORD", help="A result record.")], as_json: AsJson = False
+    record_file: Annotated[Path, typer.Argument(metavar="RECORD", help="A result record.")],
+    figure: Annotated[
+        Path | None, typer.Option(help="Also draw the record, to this file (.png, .svg or .pdf).")
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Print a saved record: what was run, where, and the numbers."""
+    """Print a saved record: what was run, where, and the numbers; draw it again if wanted.
+
+    Example: `workbench show studies/h200/capacity.json --figure capacity.png`
+    """
     from workbench.results import Record
 
     record = Record.load(record_file)
     _say(record.notes)
+    if figure is not None:
+        _draw(record, figure)
     host = record.environment.get("gpu", {}).get("name") or f"{record.environment.get('cpu_cores', '?')} CPU cores"
     about = f"{record.kind}, {record.created_utc}, {host}, commit {record.environment.get('commit')}\n{record.command}"
     _give(record, as_json, None, lambda: (print(about), _numbers(record), _table(record)))
@@ -557,6 +567,16 @@ def _table(record: Record) -> None:
         cells = (row.get(name, "") for name in columns)
         table.add_row(*(f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in cells))
     Console(width=None if sys.stdout.isatty() else 16 * len(columns)).print(table)
+
+
+def _draw(record: Record, path: Path) -> None:
+    from workbench.show.record_figure import record_figure
+
+    if path.suffix not in FIGURE_TYPES:
+        raise InputError(f"--figure: got {path.name!r}; allowed are names that end in {', '.join(FIGURE_TYPES)}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    record_figure(record).savefig(path, dpi=150)
+    print(f"figure: {path}", file=sys.stderr)
 
 
 def _long(value: Any) -> bool:

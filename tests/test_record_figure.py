@@ -1,0 +1,95 @@
+"""Every record can be drawn again, from its file alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from workbench.errors import RecordError
+from workbench.measure.campaign import gathered
+from workbench.measure.capacity import CapacityRule, LevelRun, SearchPlan, find_capacity
+from workbench.results import Record
+from workbench.show.record_figure import record_figure
+
+
+def capacity(limit, engine="pipeline"):
+    """A capacity record of an engine that carries `limit` streams."""
+
+    def run_at(streams):
+        late = 0 if streams <= limit else 200
+        numbers = {"late_chunks": late, "late_share": late / 1000, "latency_n": 900, "final_n": 100}
+        return Record("paced", {}, {**numbers, "latency_p95_ms": 1.5 * streams, "final_p95_ms": 20.0}, environment={})
+
+    record = find_capacity(run_at, CapacityRule(seconds=8), SearchPlan(start=8))
+    record.config["engine"] = engine
+    return record
+
+
+def legends(figure):
+    """Every legend entry of a figure."""
+    return [text.get_text() for axes in figure.axes if axes.get_legend() for text in axes.get_legend().get_texts()]
+
+
+def test_every_committed_record_can_be_drawn(project, tmp_path):
+    found = [*project.glob("studies/h200/*.json"), *project.glob("notebooks/records/*.json")]
+    assert len(found) > 3
+    for path in found:
+        figure = record_figure(Record.load(path))
+        figure.savefig(tmp_path / "figure.png")
+        assert (tmp_path / "figure.png").stat().st_size > 2000, path
+        assert any(axes.get_xlabel() or axes.get_ylabel() for axes in figure.axes), path
+
+
+def test_a_capacity_curve_marks_what_passed_and_what_failed():
+    figure = record_figure(capacity(100))
+    late, latency = figure.axes
+    assert legends(figure) == ["pipeline: 100"]
+    assert late.get_ylabel().endswith("%") and latency.get_ylabel().endswith("ms")
+    insides = {line.get_markerfacecolor() for line in late.lines if line.get_marker() == "o"}
+    assert len(insides) == 2 and "white" in insides
+
+
+def test_several_searches_are_told_apart_by_line_and_marker_and_chunk_length():
+    records = {"fused_80ms": capacity(100), "nemo_loop_80ms": capacity(40), "fused_1120ms": capacity(900)}
+    record = gathered(records)
+    assert (
+        record.numbers["fused_1120ms_streams"] == record.rows[-1]["streams"]
+        or record.numbers["fused_1120ms_streams"] > 800
+    )
+    figure = record_figure(record)
+    assert len(figure.axes) == 4
+    assert {text.partition(":")[0] for text in legends(figure)} == set(records)
+    styles = {(line.get_color(), line.get_linestyle()) for line in figure.axes[2].lines if line.get_label()[0] != "_"}
+    assert len(styles) == 2
+
+
+def test_levels_that_were_not_measured_are_drawn_as_crosses_or_refused():
+    row = LevelRun(64, None, "generator lagged").row()
+    with pytest.raises(RecordError, match="nothing to draw"):
+        record_figure(Record("capacity", rows=[row]))
+    record = capacity(100)
+    record.rows.append(row)
+    assert "x" in [line.get_marker() for line in record_figure(record).axes[0].lines]
+
+
+def test_pairs_of_the_twin_show_their_difference():
+    row = {"batching": "at once", "streams": 4}
+    for point in ("p50", "p95"):
+        row |= {f"latency_{point}_real_ms": 20.0, f"latency_{point}_twin_ms": 21.0, f"latency_{point}_difference": 0.05}
+    unmeasured = {"batching": "at once", "streams": 64}
+    figure = record_figure(Record("twin_check", rows=[row, unmeasured]))
+    assert [text.get_text() for text in figure.axes[0].texts].count("+5 %") == 1
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["4 · at once"]
+
+
+def test_a_table_of_steps_is_split_into_busy_and_idle():
+    row = {"context": [56, 0], "batch": 1, "step_p50_ms": 25.0, "gpu_busy_ms_per_step": 3.0, "launches_per_step": 1300}
+    record = Record("profile_table", rows=[{**row, "graphed": False}, {**row, "graphed": True, "step_p50_ms": 4.0}])
+    axes = record_figure(record).axes[0]
+    widths = [patch.get_width() for patch in axes.patches]
+    assert sorted(widths) == [1.0, 3.0, 3.0, 22.0]
+
+
+@pytest.mark.parametrize("kind", ["capacity", "twin_check", "graphed_table", "bench", "profile_table", "unheard of"])
+def test_a_record_with_nothing_to_draw_is_refused(kind):
+    with pytest.raises(RecordError, match="nothing to draw"):
+        record_figure(Record(kind))
