@@ -1,4 +1,4 @@
-"""The command line: `workbench demo | transcribe | profile | bench | capacity | tune | best | twin | show | doctor`.
+"""The command line: `workbench demo | transcribe | profile | bench | capacity | tune | confirm | best | twin | show | doctor`.
 
 Verbs are thin: they read options, call the library and print. Heavy imports happen inside them, so `--help` answers at once. Results go to
 standard output (a table, or one JSON object with --json); progress and messages go to standard error. Exit codes: 0 done, 1 a run-time
@@ -326,6 +326,7 @@ def bench_core(as_json: AsJson = False, output: Save = None) -> None:
 @bench_app.command("costs")
 def bench_costs(
     batches: Annotated[str, typer.Option(help="Batch sizes, e.g. 1,2,4,8.")] = "1,2,4,8",
+    lengths: Annotated[str | None, typer.Option(help="Also whole recordings of these seconds, e.g. 1,4,16.")] = None,
     config: ConfigFile = None,
     overrides: Overrides = None,
     model: Model = None,
@@ -341,8 +342,9 @@ def bench_costs(
     """
     from workbench.measure.bench import costs_configured
 
-    sizes = _integers(batches, "--batches")
-    record = costs_configured(_configured(config, overrides, model, context, device, label_rate), sizes)
+    sizes, seconds = _integers(batches, "--batches"), _integers(lengths, "--lengths") if lengths else []
+    chosen = _configured(config, overrides, model, context, device, label_rate)
+    record = costs_configured(chosen, sizes, lengths_s=seconds)
     _say(record.notes)
     _give(record, as_json, output, lambda: _table(record))
 
@@ -420,7 +422,12 @@ def capacity(
 @app.command()
 def tune(
     study: Annotated[Path, typer.Argument(help="Study folder (or its YAML).")],
-    costs: Annotated[Path | None, typer.Option(help="Cost record for the twin; measured now if absent.")] = None,
+    costs: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Cost record for the twin, or a folder of them; repeatable. By default the study's own, else measured now."
+        ),
+    ] = None,
     trials: Annotated[int | None, typer.Option(min=1, help="Overrides the budget of the study.")] = None,
     storage: Annotated[
         str | None, typer.Option(help="Any Optuna RDB URL; SQLite in the study folder by default.")
@@ -429,34 +436,68 @@ def tune(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run or resume a tuning study on the digital twin.
+    """Run or resume a tuning study on the digital twin; leaves results.json, report.html, best.yaml and trials.csv in its folder.
 
-    Example: `workbench tune studies/demo --trials 60`
+    `--set` wins over the study's `base:`, which wins over `--config`. Example: `workbench tune studies/demo --trials 60`
     """
+    from workbench.show.study_results import write_study
     from workbench.tuning.run import run_study
 
-    result = run_study(load_config(config, overrides or ()), study, costs, trials, storage)
+    result = run_study(load_config(config), study, costs, trials, storage, overrides or ())
+    written = write_study(result, study)
     record = result.record()
     _say(record.notes)
     _give(record, as_json, None, lambda: print(result.headline))
+    print(f"results: {', '.join(map(str, written))}", file=sys.stderr)
     if result.best is None:
         raise typer.Exit(1)
 
 
 @app.command()
-def best(study: Annotated[Path, typer.Argument(help="Study folder (or its YAML).")]) -> None:
-    """Print the best configuration of a study as YAML that `--config` reads."""
-    from workbench.tuning.result import best_yaml
-    from workbench.tuning.spec import load_study
-    from workbench.tuning.study import load_result
+def confirm(
+    studies: Annotated[list[Path], typer.Argument(help="Study folders that were run on the twin.", show_default=False)],
+    seconds: Annotated[float, typer.Option(min=0.5, help="Of one real run.")] = 8.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Real runs of each configuration.")] = 3,
+    finalists: Annotated[int, typer.Option(min=1, help="Of each study, its best among them.")] = 2,
+    budget_s: Annotated[
+        float, typer.Option(min=1, help="Seconds a study; no further round is begun that would pass it.")
+    ] = 600.0,
+    most_streams: Annotated[int, typer.Option(min=1, help="Never more live streams, for a smaller machine.")] = 100_000,
+    as_json: AsJson = False,
+) -> None:
+    """Run default, compared configurations and finalists of studies for real, in turns; a model is loaded once for all.
 
-    spec = load_study(study)
-    print(best_yaml(load_result(Config(), spec, study if study.is_dir() else study.parent)), end="")
+    Example: `workbench confirm studies/latency_80ms studies/pareto --seconds 6 --rounds 2`
+    """
+    from workbench.show.study_results import confirm_studies
+    from workbench.tuning.confirm import ConfirmOptions
+
+    options = ConfirmOptions(seconds, rounds, finalists, budget_s, most_streams)
+    found, failed = confirm_studies(studies, options)
+    if as_json:
+        print(json.dumps(found, indent=1, default=str))
+    else:
+        for name, data in found.items():
+            print(f"{name}: {data['headline']}")
+    for study, reason in failed.items():
+        print(f"failed: {study}: {reason}", file=sys.stderr)
+    if failed:
+        raise typer.Exit(PARTIAL if found else 1)
+
+
+@app.command()
+def best(study: Annotated[Path, typer.Argument(help="Study folder (or its YAML).")]) -> None:
+    """Print the best configuration of a study as YAML that `--config` reads: of its database, or the one that was committed with it."""
+    from workbench.tuning.outcome import best_of
+
+    print(best_of(study), end="")
 
 
 @app.command()
 def twin(
-    costs: Annotated[Path, typer.Argument(help="A cost record (`workbench bench costs`).")],
+    costs: Annotated[
+        list[Path], typer.Argument(help="A cost record (`workbench bench costs`), several, or a folder of them.")
+    ],
     config: ConfigFile = None,
     overrides: Overrides = None,
     as_json: AsJson = False,

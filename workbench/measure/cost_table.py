@@ -2,7 +2,7 @@
 
     table = CostTable.from_record(Record.load("runs/costs.json"))
     table.quantiles_ms("steady", 8)      # 257 quantiles of a step of 8 streams
-    table.capture((1, 4, 16))            # milliseconds and bytes of the CUDA graphs of three batch sizes
+    table.captures.numbers((1, 4, 16))   # milliseconds and memory of the CUDA graphs of three batch sizes, if measured
 
 Between measured batch sizes costs are interpolated; beyond them they are continued in a straight line, which the twin counts and says.
 """
@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,23 +31,49 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
+class Captures:
+    """What CUDA graphs take: per batch size milliseconds and bytes, and the bytes of the pool that those of all sizes share."""
+
+    by_batch: dict[int, tuple[float, float]]
+    pool_bytes: float
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[Mapping[str, Any]]) -> Captures | None:
+        """Read rows {stage: capture, batch, capture_ms, bytes, pool_bytes}; None if there are none."""
+        graphs = [row for row in rows if row.get("stage") == CAPTURE]
+        by_batch = {int(row["batch"]): (float(row["capture_ms"]), float(row["bytes"])) for row in graphs}
+        return cls(by_batch, max(float(row.get("pool_bytes", 0)) for row in graphs)) if graphs else None
+
+    def numbers(self, ladder: Sequence[int]) -> dict[str, float]:
+        """`graph_capture_ms` and `graph_memory_mib` of a ladder: linear between measured sizes, beyond the largest in proportion to the batch.
+        The pool is as large as the largest size needs."""
+        sizes = sorted(self.by_batch)
+        beyond = [max(1.0, size / sizes[-1]) for size in ladder]
+        ms, held = (
+            float(np.dot(np.interp(ladder, sizes, [self.by_batch[size][part] for size in sizes]), beyond))
+            for part in (0, 1)
+        )
+        pool = self.pool_bytes * max(ladder) / sizes[-1]
+        return {"graph_capture_ms": ms, "graph_memory_mib": (held + pool) / 2**20}
+
+
+@dataclass(frozen=True)
 class CostTable:
     """Milliseconds of one step: per shape the measured batch sizes (ascending) and, for each, a row of quantiles on an even grid.
 
     Shapes are the kinds of step `first`, `second`, `steady` and `cut`; mel_frames: what each was fed, where the record says so;
-    captures: per batch size the milliseconds and bytes of its CUDA graphs, where they were measured; pool_bytes: what they share.
+    captures: what its CUDA graphs take, where that was measured.
     """
 
     curves: dict[str, tuple[tuple[int, ...], Floats]]
     mel_frames: dict[str, int]
-    captures: dict[int, tuple[float, float]] = field(default_factory=dict)
-    pool_bytes: float = 0.0
+    captures: Captures | None = None
 
     @classmethod
     def from_record(cls, record: Record, stage: str = STAGE) -> CostTable:
         """Read rows {stage, batch, shape, mel_frames, ms_p50, ms_p95, samples_ms}; mel_frames and samples_ms (a list) may be absent.
 
-        Rows {stage: capture, batch, capture_ms, bytes, pool_bytes} tell what the graphs of a batch size take. Without samples the lower half of the spread is the median and the upper half runs through the 95th percentile.
+        Without samples the lower half of the spread is the median and the upper half runs through the 95th percentile.
         Raises RecordError for another kind of record, no rows of the stage, or costs that are not positive numbers.
         """
         if record.kind != "costs":
@@ -64,9 +90,7 @@ class CostTable:
             stages = sorted({str(row.get("stage")) for row in record.rows})
             raise RecordError(f"costs: no rows of stage {stage!r}; the record has {', '.join(stages) or 'no rows'}")
         curves = {s: (tuple(sorted(b)), np.stack([b[size] for size in sorted(b)])) for s, b in found.items()}
-        graphs = [row for row in record.rows if row.get("stage") == CAPTURE]
-        captures = {int(row["batch"]): (float(row["capture_ms"]), float(row["bytes"])) for row in graphs}
-        return cls(curves, mel_frames, captures, max((float(row.get("pool_bytes", 0)) for row in graphs), default=0.0))
+        return cls(curves, mel_frames, Captures.from_rows(record.rows))
 
     def shape_for(self, key: StepKey) -> str:
         """The measured shape that stands for a key: its kind of step, else `steady`, else whatever was measured."""
@@ -97,21 +121,6 @@ class CostTable:
             line = np.maximum(line, grid[0] * batch / batches[0])
         return np.asarray(line)
 
-    def capture(self, ladder: Sequence[int]) -> tuple[float, float] | None:
-        """Milliseconds to capture the graphs of these batch sizes and the bytes that they hold; None where that was not measured.
-
-        Linear between the measured sizes; beyond the largest in proportion to the batch. The shared pool is as large as the largest needs.
-        """
-        if not self.captures:
-            return None
-        sizes = sorted(self.captures)
-        beyond = [max(1.0, size / sizes[-1]) for size in ladder]
-        totals = [
-            float(np.dot(np.interp(ladder, sizes, [self.captures[size][part] for size in sizes]), beyond))
-            for part in (0, 1)
-        ]
-        return totals[0], totals[1] + self.pool_bytes * max(ladder) / sizes[-1]
-
     def busy_streams(self, chunk_s: float, busy_share: float = 0.6) -> int:
         """The most streams whose steady steps, all in one batch, keep the worker busy for `busy_share` of a chunk; at least 1.
 
@@ -128,8 +137,8 @@ class CostTable:
     def digest(self) -> str:
         """A short fingerprint: results that rest on different measurements must not be pooled."""
         plain: dict[str, Any] = {shape: [b, grid.tolist()] for shape, (b, grid) in sorted(self.curves.items())}
-        if self.captures:
-            plain[CAPTURE] = sorted(self.captures.items())
+        if self.captures is not None:
+            plain[CAPTURE] = [sorted(self.captures.by_batch.items()), self.captures.pool_bytes]
         return hashlib.sha256(json.dumps(plain).encode()).hexdigest()[:12]
 
 

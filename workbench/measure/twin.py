@@ -90,9 +90,7 @@ def graphed_ladder(config: Config, cap: int) -> tuple[int, ...] | None:
 def _graph_numbers(costs: CostTable, ladder: tuple[int, ...] | None) -> dict[str, float]:
     if ladder is None:
         return {}
-    taken = costs.capture(ladder)
-    measured = {} if taken is None else {"graph_capture_ms": taken[0], "graph_memory_mib": taken[1] / 2**20}
-    return {"graphs": len(ladder), **measured}
+    return {"graphs": len(ladder), **(costs.captures.numbers(ladder) if costs.captures else {})}
 
 
 def twin_runner(

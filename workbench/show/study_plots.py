@@ -15,6 +15,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.tri import Triangulation
 
 from workbench.errors import RecordError
 from workbench.results import Record
@@ -85,11 +86,57 @@ def parameter_slices(study: Record) -> Figure:
             for row in (row for row in finished if row["trial"] == number):
                 place, height = _place(options, row["params"][key]), min(row["values"][name], top)
                 axes.scatter([place], [height], label=label, zorder=3, **mark)
-        axes.set_xlabel(key.removeprefix("asr.").removeprefix("batching."))
+        axes.set_xlabel(_short(key) + (", sizes in it" if "subset" in options else ""))
     panels[0].set_ylabel(title(name))
     figure.legend(
         *panels[0].get_legend_handles_labels(), loc="outside upper center", frameon=False, fontsize=8, ncols=4
     )
+    return figure
+
+
+def importance(study: Record, axes: Axes | None = None) -> Figure:
+    """How much of the first objective's variation each key explains alone, largest first."""
+    name, _ = _objective(study)
+    shares = sorted(study.counters.get("importance", {}).items(), key=lambda pair: pair[1])
+    if not shares:
+        raise RecordError("study: too few trials kept the limits to say which key matters")
+    figure, axes = figure_axes(axes, (5.4, 0.9 + 0.42 * len(shares)))
+    bars = axes.barh(
+        [_short(key) for key, _ in shares], [100 * share for _, share in shares], color=STYLES[0][0], height=0.6
+    )
+    axes.bar_label(bars, [f"{100 * share:.0f} %" for _, share in shares], padding=3, fontsize=8)
+    axes.set(xlabel=f"explained variation of {title(name).partition(',')[0]}, %", xlim=(0, 112))
+    return figure
+
+
+def contour(study: Record, axes: Axes | None = None) -> Figure:
+    """The first objective over the two keys that matter most, interpolated between the trials that kept the limits, which are drawn."""
+    name, _ = _objective(study)
+    ranked = sorted(study.counters.get("importance", {}).items(), key=lambda pair: -pair[1])
+    keys = [key for key, _ in ranked if "choices" not in study.counters["space"][key]][:2]
+    rows = [row for row in _finished(study) if row["feasible"] and row["duplicate_of"] is None]
+    spaces = [study.counters["space"][key] for key in keys]
+    places = [
+        np.asarray([_place(options, row["params"][key]) for row in rows])
+        for key, options in zip(keys, spaces, strict=True)
+    ]
+    if len(keys) < 2 or len(rows) < 10 or any(np.unique(axis).size < 3 for axis in places):
+        raise RecordError("study: a contour needs two keys that vary, and ten trials that kept the limits")
+    figure, axes = figure_axes(axes, (5.4, 4.2))
+    scaled = [np.log2(axis) if options.get("log") else axis for axis, options in zip(places, spaces, strict=True)]
+    spans = [np.ptp(axis) or 1.0 for axis in scaled]
+    heights = np.asarray([row["values"][name] for row in rows])
+    top = float(np.quantile(heights, 0.9))
+    triangles = Triangulation(scaled[0] / spans[0], scaled[1] / spans[1])
+    drawn = Triangulation(places[0], places[1], triangles.triangles)
+    filled = axes.tricontourf(drawn, np.minimum(heights, top), levels=10, cmap="viridis")
+    axes.scatter(places[0], places[1], s=9, color="white", edgecolors="black", linewidths=0.4)
+    for axis, options, setter in zip((axes.xaxis, axes.yaxis), spaces, (axes.set_xscale, axes.set_yscale), strict=True):
+        if options.get("log"):
+            setter("log", base=2)
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.set(xlabel=_short(keys[0]), ylabel=_short(keys[1]))
+    figure.colorbar(filled, ax=axes, label=title(name))
     return figure
 
 
@@ -160,5 +207,11 @@ def _scale(axes: Axes, options: Mapping[str, Any]) -> None:
         axes.xaxis.set_major_locator(MaxNLocator(5))
 
 
+def _short(key: str) -> str:
+    return key.removeprefix("asr.").removeprefix("batching.")
+
+
 def _place(options: Mapping[str, Any], value: Any) -> float:
+    if "subset" in options:
+        return float(len(value))
     return float(options["choices"].index(value)) if "choices" in options else float(value)

@@ -25,7 +25,7 @@ from workbench.config import Config, to_dict
 from workbench.errors import StudyError
 from workbench.results import Record
 from workbench.tuning.space import Space
-from workbench.tuning.spec import Objective, StudySpec
+from workbench.tuning.spec import STREAMS, Objective, StudySpec
 
 # Fewer trials than this say nothing about which key matters.
 _FEW_TRIALS = 10
@@ -231,18 +231,28 @@ def read_result(spec: StudySpec, default_config: Config, study: optuna.Study) ->
     return StudyResult(spec, default_config, trials, ranked, best, pareto, tuple(notes), *told)
 
 
-def best_yaml(result: StudyResult) -> str:
+def best_yaml(result: StudyResult, headline: str | None = None) -> str:
     """A configuration file that `load_config` reads unchanged. Raises StudyError if no trial kept every constraint."""
     if result.best_config is None:
         raise StudyError(f"study {result.spec.name}: {result.headline}; {'; '.join(result.notes)}")
-    load, best = result.default_config.load, result.best
+    best = result.best
     sentences = (
         f"Best configuration of study {result.spec.name}, trial {best.number if best else 0}.",
-        f"{result.headline}.",
-        f"Found under {load.streams} live streams, {load.starts} starts, {load.seconds:g} s.",
+        f"{headline or result.headline}.",
+        _found_under(result),
     )
     comment = "".join(f"# {line}\n" for sentence in sentences for line in textwrap.wrap(sentence, 100))
     return comment + yaml.safe_dump({"asr": to_dict(result.best_config)["asr"]}, sort_keys=False)
+
+
+def _found_under(result: StudyResult) -> str:
+    work, load = result.spec.offline, result.default_config.load
+    if work is not None:
+        return (
+            f"Found with {work.recordings} recordings of each of {', '.join(work.lengths)}, {work.concurrency} at once."
+        )
+    streams = "a searched number of" if STREAMS in result.spec.space else load.streams
+    return f"Found under {streams} live streams, {load.starts} starts, {load.seconds:g} s."
 
 
 def _trial_row(space: Space, trial: FrozenTrial) -> TrialRow | None:

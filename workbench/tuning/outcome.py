@@ -1,0 +1,347 @@
+"""What a study leaves in its folder: the finding as `results.json`, every trial as `trials.csv`, and the configuration to deploy as `best.yaml`.
+
+    outcome = Outcome.of(result, live)            # live: the record of the real runs (`workbench confirm`), or None
+    outcome.data["default"], outcome.data["document_example"], outcome.data["best"], outcome.data["gain"]
+    write_outcome(outcome, "studies/latency_80ms")
+
+Every configuration carries what the twin said of it on fresh traffic and, where there were real runs, what they said. Of the finalists, the real
+runs decide which one is the best; without them, the twin does. Units are in the names, as in every record.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from workbench.config import Config, to_dict
+from workbench.errors import StudyError
+from workbench.results import Record, command_line, environment
+from workbench.tuning.confirm import AGAIN
+from workbench.tuning.result import StudyResult, TrialRow, best_yaml
+from workbench.tuning.rule import excess_of
+from workbench.tuning.spec import STREAMS, load_study
+from workbench.tuning.study import load_result
+
+RESULTS_FILE, TRIALS_FILE, BEST_FILE, LIVE_FILE = "results.json", "trials.csv", "best.yaml", "live.json"
+# Besides objectives and limits, what a reader wants to know of a configuration.
+SHOWN = (
+    *("streams", "latency_p50_ms", "latency_p95_ms", "latency_p99_ms", "final_p95_ms", "late_share", "busy_share"),
+    *(
+        "batch_mean_items",
+        "batch_size_mean_items",
+        "padding_rows_share",
+        "graphs",
+        "graph_capture_ms",
+        "graph_memory_mib",
+    ),
+    *(
+        "rtfx",
+        "rtfx_shipped",
+        "rtfx_long_tailed",
+        "padding_share",
+        "padding_share_shipped",
+        "padding_share_long_tailed",
+    ),
+    *("recordings_per_s", "extrapolated_share", "queue_wait_p95_ms", "execution_p50_ms"),
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The finding: `result` with the best that the real runs chose, and everything as plain data."""
+
+    result: StudyResult
+    live: Record | None
+    data: dict[str, Any]
+
+    @classmethod
+    def of(cls, result: StudyResult, live: Record | None = None) -> Outcome:
+        """Put the two together. Real runs of another study, or of configurations that are no longer its finalists, are left out."""
+        if live is not None and live.counters.get("study") != result.spec.name:
+            live = None
+        runs = live_summary(result, live)
+        result = _decided(result, runs)
+        sections = {
+            "default": _section(result, result.default_config, runs.get("default"), _fresh(result, result.default)),
+            **{
+                name: _section(result, config, runs.get(name), result.compared.get(name))
+                for name, config in result.spec.compared(result.default_config).items()
+            },
+        }
+        best = _label(result, runs)
+        if result.best is not None and result.best_config is not None:
+            sections["best"] = {
+                "trial": result.best.number,
+                **_section(result, result.best_config, runs.get(best), _fresh(result, result.best)),
+            }
+        data = {
+            "study": result.spec.name,
+            "title": result.spec.title,
+            "headline": headline(result, sections, runs),
+            "objectives": [f"{o.direction} {o.number}" for o in result.spec.objectives],
+            "limits": [f"95 % confidence bound of {c.describe()}" for c in result.spec.constraints],
+            "load": _load(result),
+            "trials": len(result.trials),
+            **{name: sections.get(name) for name in ("default", *result.spec.compare, "best")},
+            "gain": gains(result, sections),
+            "noise": _noise(result, runs),
+            "front": _front(result),
+            "notes": [*result.notes, *(live.notes if live is not None else ())],
+            "environment": {"search": environment(), **({"live": live.environment} if live is not None else {})},
+            "command": command_line(),
+        }
+        return cls(result, live, data)
+
+
+def write_outcome(outcome: Outcome, folder: str | Path) -> list[Path]:
+    """Write results.json, trials.csv and, if a configuration kept every limit, best.yaml; returns their paths."""
+    root, result = Path(folder), outcome.result
+    texts = {
+        RESULTS_FILE: json.dumps(outcome.data, indent=1, allow_nan=False, default=str) + "\n",
+        TRIALS_FILE: trials_csv(result),
+    }
+    if result.best is not None:
+        texts[BEST_FILE] = best_yaml(result, outcome.data["headline"])
+    else:
+        (root / BEST_FILE).unlink(missing_ok=True)
+    for name, text in texts.items():
+        part = root / f".{name}.{os.getpid()}"
+        part.write_text(text, encoding="utf-8")
+        part.replace(root / name)
+    return [root / name for name in texts]
+
+
+def outcome_of_study(study: str | Path) -> Outcome:
+    """What a study's database says, with the real runs in its folder if there are any. Raises StudyError if it was never begun."""
+    folder = Path(study) if Path(study).is_dir() else Path(study).parent
+    return with_live(load_result(Config(), load_study(study), folder), folder)
+
+
+def with_live(result: StudyResult, folder: Path) -> Outcome:
+    """The outcome with the real runs that lie in the folder."""
+    path = folder / LIVE_FILE
+    return Outcome.of(result, Record.load(path) if path.exists() else None)
+
+
+def best_of(study: str | Path) -> str:
+    """The best configuration as YAML: of the study's database, or without one the file that was committed with it. Raises StudyError."""
+    folder = Path(study) if Path(study).is_dir() else Path(study).parent
+    committed = folder / BEST_FILE
+    try:
+        outcome = outcome_of_study(study)
+    except StudyError:
+        if not committed.exists():
+            raise
+        return committed.read_text(encoding="utf-8")
+    return best_yaml(outcome.result, outcome.data["headline"])
+
+
+def trials_csv(result: StudyResult) -> str:
+    """One line per trial: parameters, objectives, excess over each limit, and why."""
+    keys, objectives = list(result.spec.space), [objective.number for objective in result.spec.objectives]
+    limits = [constraint.describe() for constraint in result.spec.constraints]
+    why = ("batch_size_mean_items", "queue_wait_p95_ms", "padding_rows_share")
+    lines = [
+        [
+            "trial",
+            "state",
+            "default",
+            "feasible",
+            "duplicate_of",
+            *keys,
+            *objectives,
+            *limits,
+            *why,
+            "reasons",
+            "failure",
+        ]
+    ]
+    for trial in result.trials:
+        values = trial.values or [None] * len(objectives)
+        reasons = " ".join(f"{reason}={count}" for reason, count in trial.why.get("reasons", {}).items())
+        cells = [trial.number, trial.state, trial.is_default, trial.feasible, trial.duplicate_of]
+        cells += [trial.params.get(key) for key in keys] + [*values]
+        cells += [trial.excess.get(limit) for limit in limits] + [trial.why.get(key) for key in why]
+        lines.append([_cell(cell) for cell in [*cells, reasons, trial.failure]])
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(lines)
+    return text.getvalue()
+
+
+def live_summary(result: StudyResult, live: Record | None) -> dict[str, dict[str, Any]]:
+    """Per label of the real runs: medians of their numbers, whether the bounds keep every limit, and the single values of the first objective."""
+    found: dict[str, dict[str, Any]] = {}
+    for label in dict.fromkeys(row["label"] for row in (live.rows if live is not None else ())):
+        rows = [row for row in (live.rows if live is not None else ()) if row["label"] == label]
+        measured = [row for row in rows if row["kept"] is not None]
+        if not measured:
+            found[label] = {"runs": 0, "why": rows[0]["why"]}
+            continue
+        if result.spec.finds_capacity:  # the level that it was taken down to is what counts
+            measured = [row for row in measured if row["streams"] == measured[-1]["streams"]]
+        first = result.spec.objectives[0].number
+        found[label] = {
+            "runs": len(measured),
+            "keeps_limits": _keeps(result, measured),
+            "single_runs": [row[first] for row in measured if first in row],
+            **_shown(result, {name: _median(measured, name) for name in measured[0]}),
+        }
+    return found
+
+
+def headline(result: StudyResult, sections: Mapping[str, Any], runs: Mapping[str, Any]) -> str:
+    """The finding in one sentence, by the real runs if there are any."""
+    number, best = result.spec.objectives[0].number, sections.get("best", {})
+    if best.get("live") is None or number not in best["live"]:
+        return f"On the digital twin: {result.headline}"
+    against = []
+    for name in ("default", *result.spec.compare):
+        other = (sections[name] or {}).get("live") or {}
+        if not other.get("runs"):
+            continue
+        share = _gain(result, other.get(number), best["live"][number])
+        broken = "" if other.get("keeps_limits") else ", which breaks a limit"
+        word = "less" if result.spec.objectives[0].direction == "minimise" else "more"
+        if share is not None:
+            against.append(
+                f"{share:+.1%} ({word} is better) against {name}'s {other[number]:.4g}{broken}".replace("+-", "-")
+            )
+    broken = "" if best["live"].get("keeps_limits") else ", but the bound of its runs breaks a limit"
+    return (
+        f"In real runs: {number} {best['live'][number]:.4g}{broken}; {'; '.join(against) or 'nothing to compare with'}"
+    )
+
+
+def gains(result: StudyResult, sections: Mapping[str, Any]) -> dict[str, Any]:
+    """Improvement of the best over every other section in the first objective, as shares of the other's value, on the twin and in real runs."""
+    number, best = result.spec.objectives[0].number, sections.get("best")
+    out: dict[str, Any] = {"number": number, "direction": result.spec.objectives[0].direction}
+    for where in ("twin", "live"):
+        for name in ("default", *result.spec.compare):
+            ours, other = ((section or {}).get(where) or {} for section in (best, sections.get(name)))
+            out[f"{where}_over_{name}_share"] = _gain(result, other.get(number), ours.get(number))
+            if other.get("keeps_limits") is False:
+                out[f"{where}_{name}_keeps_limits"] = False
+    return out
+
+
+def _decided(result: StudyResult, runs: Mapping[str, Mapping[str, Any]]) -> StudyResult:
+    """With real runs of one objective, the finalist that did best in them and kept the limits is the best."""
+    number, sign = result.spec.objectives[0].number, 1 if result.spec.objectives[0].direction == "minimise" else -1
+    if len(result.spec.objectives) > 1 or result.best is None:
+        return result
+    trials = {"default": result.default, "best": result.best}
+    trials |= {f"trial_{trial.number}": trial for trial in result.trials}
+    able = [label for label, run in runs.items() if label in trials and run.get("keeps_limits") and number in run]
+    if not able:
+        return result
+    winner = min(able, key=lambda label: (sign * runs[label][number], label != "default"))
+    return replace(result, best=trials[winner])
+
+
+def _label(result: StudyResult, runs: Mapping[str, Any]) -> str:
+    """Under which name the best ran for real."""
+    if result.best is None or result.best.is_default:
+        return "default"
+    named = f"trial_{result.best.number}"
+    return named if named in runs else "best"
+
+
+def _section(
+    result: StudyResult, config: Config, run: Mapping[str, Any] | None, fresh: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    plain = to_dict(config)
+    keys = [*result.spec.space, *(() if STREAMS in result.spec.space else (STREAMS,))]
+    twin = None
+    if fresh:
+        numbers = {
+            **fresh["numbers"],
+            **dict(zip([o.number for o in result.spec.objectives], fresh["values"], strict=True)),
+        }
+        twin = {"keeps_limits": all(excess <= 0 for excess in fresh["excess"].values()), **_shown(result, numbers)}
+    return {
+        "configuration": {key: _at(plain, key) for key in keys if result.spec.offline is None or key != STREAMS},
+        "twin": twin,
+        "live": dict(run) if run is not None else None,
+    }
+
+
+def _fresh(result: StudyResult, trial: TrialRow | None) -> dict[str, Any] | None:
+    """The trial's judgement on fresh traffic, else the trial itself."""
+    if trial is None or trial.values is None:
+        return None
+    own = {"values": list(trial.values), "excess": trial.excess, "numbers": trial.numbers}
+    judged: dict[str, Any] = result.confirmation.get(str(trial.number), own)
+    return judged
+
+
+def _shown(result: StudyResult, numbers: Mapping[str, Any]) -> dict[str, Any]:
+    spec = result.spec
+    wanted = dict.fromkeys([*(o.number for o in spec.objectives), *(c.number for c in spec.constraints), *SHOWN])
+    found = {name: numbers[name] for name in wanted if isinstance(numbers.get(name), int | float)}
+    return {name: round(value, 6) if isinstance(value, float) else value for name, value in found.items()}
+
+
+def _keeps(result: StudyResult, rows: list[dict[str, Any]]) -> bool:
+    limits = [c for c in result.spec.constraints if all(c.number in row for row in rows)]
+    return all(excess_of(limit, [row[limit.number] for row in rows]) <= 0 for limit in limits)
+
+
+def _median(rows: list[dict[str, Any]], name: str) -> Any:
+    values = [row.get(name) for row in rows]
+    numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    return statistics.median(values) if numeric else None
+
+
+def _gain(result: StudyResult, other: float | None, best: float | None) -> float | None:
+    if not other or best is None:
+        return None
+    return round(1 - best / other if result.spec.objectives[0].direction == "minimise" else best / other - 1, 6)
+
+
+def _noise(result: StudyResult, runs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """A/A: how far two judgements of one configuration lie apart."""
+    number = result.spec.objectives[0].number
+    first, again = (runs.get(label, {}).get(number) for label in ("best", AGAIN))
+    live = abs(again / first - 1) if first and again is not None else None
+    return {"twin_again_difference_share": result.again_share, "live_again_difference_share": live}
+
+
+def _front(result: StudyResult) -> list[dict[str, Any]]:
+    if len(result.spec.objectives) < 2:
+        return []
+    names = [objective.number for objective in result.spec.objectives]
+    rows = [
+        {**dict(zip(names, t.values or (), strict=False)), "configuration": t.params, "trial": t.number}
+        for t in result.pareto
+    ]
+    return sorted(rows, key=lambda row: row[names[0]])
+
+
+def _load(result: StudyResult) -> dict[str, Any]:
+    work, load = result.spec.offline, result.default_config.load
+    if work is not None:
+        return {"recordings_per_set": work.recordings, "sets": list(work.lengths), "concurrency": work.concurrency}
+    streams = "searched" if STREAMS in result.spec.space else load.streams
+    return {"streams": streams, "seconds": load.seconds, "starts": load.starts, "coordinated": load.coordinated}
+
+
+def _at(plain: Mapping[str, Any], dotted: str) -> Any:
+    for part in dotted.split("."):
+        plain = plain[part]
+    return plain
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return "" if value is None else value
