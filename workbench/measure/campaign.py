@@ -170,7 +170,7 @@ class Campaign:
     def _twin(self) -> None:
         context = self.sizes.low
         costs = Record.load(self.out / "stage_costs.json")
-        check = TwinCheck(streams=self.sizes.twin_streams, seconds=self.sizes.twin_s)
+        check = TwinCheck(self.sizes.twin_streams, seconds=self.sizes.twin_s, traffic_s=self.sizes.twin_s)
         record = check_twin(
             self._model(context), self._config(context, True), costs, self._clips, check, report=self._report
         )

@@ -119,6 +119,7 @@ class _Worker:
         self.busy_s = 0.0
         self.extrapolated = 0
         self.padded_rows = 0
+        self.wake_s = costs.wake_s
         self._costs, self._ladder = costs, ladder
         self._rng = np.random.default_rng((seed, 1))
         self._draws: list[float] = []
@@ -210,6 +211,7 @@ class _Run:
         self.now = 0.0
         self.completed_s: list[float] = [math.nan] * len(schedule)
         self._batcher, self._worker, self._barrier = batcher, worker, barrier
+        self._wake_s = worker.wake_s
         # Batched, the end of an utterance leaves without waiting for company, as it does live.
         self._cohort = np.where(schedule.final & (cohort is not None), 1, cohort or 0).tolist()
         self._due_s: list[float] = schedule.due_s.tolist()
@@ -294,8 +296,8 @@ class _Run:
         batch, self._running = self._running, None
         self._batcher.finish(batch, now)
         completed, busy, backlogs = self.completed_s, self._busy, self._backlog
-        for row in batch.items:
-            completed[row] = now
+        for position, row in enumerate(batch.items, 1):
+            completed[row] = now + position * self._wake_s  # callers learn of it one after the other
             utterance = self._utterance[row]
             busy[utterance] = False
             if utterance in backlogs:

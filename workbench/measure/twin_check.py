@@ -1,10 +1,11 @@
 """The digital twin held against real paced runs: the same configurations and loads, p50 and p95 side by side.
 
-    record = check_twin(loaded, config, costs, TwinCheck(streams=(8, 16, 24), seconds=10))
+    return check_twin(loaded, config, costs, TwinCheck(streams=(8, 16, 24), seconds=10))
     record.numbers["p50_difference_max"], record.numbers["p95_difference_max"]     # shares of the measured value
 
-Every pair plays the same schedule, once against the recogniser in real time and once through the twin with costs measured on the same machine. A
-real run whose generator lagged is no measurement and is listed without a comparison.
+Every pair plays the same schedule, once against the recogniser in real time and once through the twin. The twin's costs are those of a lone loop
+corrected in traffic (`traffic_costs`): by runs of the first batching only, with other phases and other numbers of streams than those compared. What
+the uncorrected costs would have given stands beside it. A real run whose generator lagged is no measurement and is listed without a comparison.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from workbench.config import Config, replace, to_dict
@@ -20,6 +22,7 @@ from workbench.measure.capacity_engines import still_collector
 from workbench.measure.cost_table import CostTable
 from workbench.measure.loadgen import build_schedule
 from workbench.measure.paced import PacedOptions, run_paced
+from workbench.measure.traffic_costs import traffic_costs
 from workbench.measure.twin import simulate
 from workbench.model.load import LoadedModel
 from workbench.model.speech import Samples
@@ -40,10 +43,11 @@ class Batching:
 
 @dataclass(frozen=True)
 class TwinCheck:
-    """streams: the loads; seconds: of each run; batchings: the configurations."""
+    """streams: the loads; seconds: of each run; traffic_s: of the runs that correct the costs; batchings: the configurations."""
 
     streams: tuple[int, ...]
     seconds: float = 10.0
+    traffic_s: float = 6.0
     batchings: tuple[Batching, ...] = (
         Batching("at once", 256, 0),
         Batching("wait 10 ms", 256, 10_000),
@@ -52,7 +56,7 @@ class TwinCheck:
 
 
 def check_configured(config: Config, check: TwinCheck, batches: Sequence[int], repeats: int = 16) -> Record:
-    """`check_twin` on a configured model, with costs measured just before; their rows are kept in `counters["costs"]`."""
+    """`check_twin` on a configured model, with costs measured just before."""
     from workbench.measure.costs import measure_costs
     from workbench.measure.progress import count_bar
     from workbench.measure.steps import speech_clips
@@ -69,9 +73,7 @@ def check_configured(config: Config, check: TwinCheck, batches: Sequence[int], r
     ):
         recognizer.warm_up()
         costs = measure_costs(recognizer, clips, batches, repeats, progress, kinds=("first", "second", "steady"))
-    record = check_twin(loaded, config, costs, clips, check, lambda line: print(line, file=sys.stderr, flush=True))
-    record.counters["costs"] = costs.rows
-    return record
+    return check_twin(loaded, config, costs, clips, check, lambda line: print(line, file=sys.stderr, flush=True))
 
 
 def check_twin(
@@ -82,8 +84,13 @@ def check_twin(
     check: TwinCheck,
     report: Callable[[str], None] = lambda line: None,
 ) -> Record:
-    """Rows with the measured and the simulated p50 and p95 and their relative difference; the largest differences as numbers."""
-    table, rows, notes = CostTable.from_record(costs), list[dict[str, Any]](), list(loaded.notes)
+    """Rows with the measured and the simulated p50 and p95 and their relative difference; the largest differences as numbers.
+
+    costs: of a lone loop. The corrected ones are kept in `counters["costs"]`.
+    """
+    corrected = _in_traffic(loaded, config, costs, clips, check)
+    tables = CostTable.from_record(corrected), CostTable.from_record(costs)
+    rows, notes = list[dict[str, Any]](), list(corrected.notes)
     for batching in check.batchings:
         chosen = _configured(config, batching, check)
         with still_collector(), Recognizer(loaded, chosen) as recognizer:
@@ -92,7 +99,7 @@ def check_twin(
                 level = replace(chosen, **{"load.streams": streams})
                 row: dict[str, Any] = {"batching": batching.name, "streams": streams}
                 try:
-                    row |= _pair(recognizer, level, table, clips)
+                    row |= _pair(recognizer, level, tables, clips)
                 except (GeneratorLagged, LoadNotCarried) as reason:
                     notes.append(f"{batching.name}, {streams} streams: not compared: {reason}")
                 rows.append(row)
@@ -108,9 +115,32 @@ def check_twin(
         kind="twin_check",
         config=to_dict(_configured(config, check.batchings[0], check)),
         rows=rows,
-        numbers={**worst, "compared": len(compared), "seconds": check.seconds, "chunk_ms": loaded.geometry.chunk_ms},
+        numbers={
+            **worst,
+            "compared": len(compared),
+            "seconds": check.seconds,
+            "chunk_ms": loaded.geometry.chunk_ms,
+            **{name: corrected.numbers[name] for name in ("traffic_over_lone", "wake_us_per_item")},
+        },
+        counters={"costs": corrected.rows},
         notes=notes,
     )
+
+
+def _in_traffic(
+    loaded: LoadedModel, config: Config, costs: Record, clips: Sequence[Samples], check: TwinCheck
+) -> Record:
+    """The costs corrected by runs between the loads that are compared, under another seed."""
+    chosen = _configured(config, check.batchings[0], check)
+    streams = sorted(set(check.streams))
+    between = sorted({max(1, (low + high) // 2) for low, high in pairwise([1, *streams])})
+    loads = [
+        replace(chosen, **{"load.streams": n, "load.seconds": check.traffic_s, "load.seed": chosen.load.seed + 1}).load
+        for n in between
+    ]
+    with still_collector(), Recognizer(loaded, chosen) as recognizer:
+        recognizer.warm_up()
+        return traffic_costs(recognizer, clips, costs, loads)
 
 
 def _configured(config: Config, batching: Batching, check: TwinCheck) -> Config:
@@ -127,11 +157,13 @@ def _configured(config: Config, batching: Batching, check: TwinCheck) -> Config:
     )
 
 
-def _pair(recognizer: Recognizer, config: Config, table: CostTable, clips: Sequence[Samples]) -> dict[str, Any]:
+def _pair(
+    recognizer: Recognizer, config: Config, tables: tuple[CostTable, CostTable], clips: Sequence[Samples]
+) -> dict[str, Any]:
     before = recognizer.metrics.snapshot()
     real = run_paced(recognizer, clips, config.load, options=PacedOptions(compare=False))
     schedule = build_schedule(config.load, recognizer.loaded.geometry, [clip.size for clip in clips])
-    twin = simulate(config, table, schedule)
+    twin, lone = (simulate(config, table, schedule) for table in tables)
     batches = real.counters["batches"] - before["batches"]
     row: dict[str, Any] = {
         "batch_mean_real": (real.counters["items"] - before["items"]) / max(1, batches),
@@ -144,5 +176,6 @@ def _pair(recognizer: Recognizer, config: Config, table: CostTable, clips: Seque
             f"{name.removesuffix('_ms')}_real_ms": measured,
             f"{name.removesuffix('_ms')}_twin_ms": simulated,
             f"{name.removesuffix('_ms')}_difference": simulated / measured - 1,
+            f"{name.removesuffix('_ms')}_difference_lone_costs": lone.numbers[name] / measured - 1,
         }
     return row

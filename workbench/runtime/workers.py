@@ -76,6 +76,8 @@ class Workers:
         self._clock = MonotonicClock()
         self._closing = False
         self._looks_again_at = _NOW
+        # For measurements: called after each batch with lane, batch and the times (begun, executed, lane free, thread free).
+        self.watch: Callable[[str, Batch[Any], tuple[float, float, float, float]], None] | None = None
         self._threads = [
             threading.Thread(target=self._loop, name=f"workbench-slot-{slot}", daemon=True) for slot in range(slots)
         ]
@@ -100,6 +102,11 @@ class Workers:
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(timeout_s)
+
+    @property
+    def slots(self) -> int:
+        """Threads that execute batches."""
+        return len(self._threads)
 
     @property
     def alive(self) -> bool:
@@ -154,6 +161,7 @@ class Workers:
 
     def _execute(self, lane: Lane, batch: Batch[Any]) -> None:
         outcomes: Sequence[Any] | BaseException
+        begun = self._clock.now()
         try:
             outcomes = lane.run(batch)
             if len(outcomes) != len(batch.items):
@@ -173,5 +181,8 @@ class Workers:
             with self.changed:
                 lane.executing -= 1
                 self.changed.notify()
+        free = self._clock.now()
         for wake in rest:
             wake()
+        if self.watch is not None:
+            self.watch(lane.name, batch, (begun, now, free, self._clock.now()))

@@ -1,0 +1,121 @@
+"""Costs in traffic: what the workers were busy for, not what a lone loop takes; and the twin beside real runs."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from small_models import recognizer_for, rnnt, shipped_clips
+
+from workbench.config import LoadConfig, load_config
+from workbench.errors import ConfigError, GeneratorLagged, RecordError
+from workbench.geometry import StreamGeometry
+from workbench.measure.cost_table import CostTable
+from workbench.measure.costs import measure_costs
+from workbench.measure.loadgen import build_schedule
+from workbench.measure.paced import PacedOptions, run_paced
+from workbench.measure.traffic_costs import traffic_costs
+from workbench.measure.twin import simulate
+from workbench.measure.twin_check import Batching, TwinCheck, check_twin
+from workbench.results import Record
+
+BATCHED = ("asr.batching.enabled=true", "asr.batching.max_queue_delay_us=0", "asr.batching.state_arena_slots=8")
+KINDS = ("first", "second", "steady")
+
+
+@pytest.fixture(scope="module")
+def model():
+    return rnnt()
+
+
+@pytest.fixture(scope="module")
+def clips():
+    return shipped_clips(3)
+
+
+@pytest.fixture(scope="module")
+def lone(model, clips):
+    """Costs of the small model in a lone loop."""
+    with recognizer_for(model, *BATCHED, slots=1) as recognizer:
+        return measure_costs(recognizer, clips, (1, 2), 4, kinds=KINDS)
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+def test_a_step_slowed_in_traffic_costs_more_by_that_much(model, clips, lone, slots):
+    slow_s = 0.03
+    with recognizer_for(model, *BATCHED, slots=slots) as recognizer:
+        plain = recognizer.stage.run
+
+        def slowed(items):
+            time.sleep(slow_s)
+            return plain(items)
+
+        recognizer.stage.run = slowed
+        costs = traffic_costs(recognizer, clips, lone, [LoadConfig(streams=1, seconds=3.0)])
+        assert recognizer.pipeline.workers.watch is None
+    rows = {(row["shape"], row["batch"]): row for row in costs.rows}
+    assert set(rows) == {(row["shape"], row["batch"]) for row in lone.rows}
+    measured = rows["steady", 1]
+    assert min(measured["samples_ms"]) > 1e3 * slow_s and len(measured["samples_ms"]) > 20
+    assert costs.numbers["traffic_over_lone"] > 1
+    unseen, before = rows["steady", 2], next(r for r in lone.rows if (r["shape"], r["batch"]) == ("steady", 2))
+    assert unseen["ms_p50"] == pytest.approx(before["ms_p50"] * costs.numbers["traffic_over_lone"], rel=1e-3)
+    assert (costs.numbers["wake_us_per_item"] > 0) == (slots > 1)
+    assert CostTable.from_record(costs).wake_s == pytest.approx(1e-6 * costs.numbers["wake_us_per_item"])
+
+
+def test_costs_in_traffic_need_batching_and_batches(model, clips, lone):
+    with recognizer_for(model) as recognizer, pytest.raises(ConfigError, match="batching workers"):
+        traffic_costs(recognizer, clips, lone, [LoadConfig(streams=1, seconds=1.0)])
+    with recognizer_for(model, *BATCHED) as recognizer, pytest.raises(ConfigError, match="often enough"):
+        traffic_costs(recognizer, clips, lone, [])
+
+
+def test_callers_of_one_batch_learn_of_it_one_after_the_other():
+    rows = [{"stage": "step", "batch": 1, "shape": "steady", "ms_p50": 10.0, "ms_p95": 10.0}]
+    batching = {"enabled": True, "max_queue_delay_us": 0}
+    load = {"streams": 4, "starts": "aligned", "seconds": 2.0}
+    config = load_config({"asr": {"batching": batching}, "load": load})
+    schedule = build_schedule(config.load, StreamGeometry(56, 0), [32_000])
+    p99 = []
+    for wake_us in (0.0, 500.0):
+        costs = CostTable.from_record(Record("costs", numbers={"wake_us_per_item": wake_us}, rows=rows))
+        p99.append(simulate(config, costs, schedule).numbers["latency_p99_ms"])
+    assert p99[1] - p99[0] == pytest.approx(4 * 0.5)
+
+
+def test_the_twin_is_held_against_real_runs(model, clips, lone):
+    config = load_config({}, ["asr.model=tiny", "asr.device=cpu", "asr.max_symbols=3"])
+    check = TwinCheck(
+        (1, 2), seconds=1.5, traffic_s=2.0, batchings=(Batching("at once", 8, 0), Batching("wait", 8, 8000))
+    )
+    try:
+        record = check_twin(model, config, lone, clips, check)
+    except RecordError as refused:  # a machine too busy to pace
+        assert "generator lagged" in str(refused)
+        return
+    assert [(row["batching"], row["streams"]) for row in record.rows] == [
+        ("at once", 1), ("at once", 2), ("wait", 1), ("wait", 2),
+    ]  # fmt: skip
+    compared = [row for row in record.rows if "latency_p50_difference" in row]
+    assert len(compared) == record.numbers["compared"] > 0
+    for row in compared:
+        expected = row["latency_p95_twin_ms"] / row["latency_p95_real_ms"] - 1
+        assert row["latency_p95_difference"] == pytest.approx(expected)
+    worst = max(abs(row["latency_p50_difference"]) for row in compared)
+    assert record.numbers["p50_difference_max"] == pytest.approx(worst)
+    assert record.counters["costs"] and any("in traffic" in note for note in record.notes)
+
+
+def test_a_step_slowed_by_a_known_amount_shows_up_in_every_paced_latency(model, clips):
+    """From one side only: what other load on the machine adds is not known (the twin's test knows both sides)."""
+    with recognizer_for(model, *BATCHED, slots=1) as recognizer:
+        plain = recognizer.stage.run
+        recognizer.stage.run = lambda items: (time.sleep(0.025), plain(items))[1]
+        try:
+            load = LoadConfig(streams=1, seconds=2.0)
+            record = run_paced(recognizer, clips, load, options=PacedOptions(compare=False))
+        except GeneratorLagged:
+            pytest.skip("a machine too busy to pace")
+    assert min(row["latency_ms"] for row in record.rows) > 25.0
+    assert "transcript_mismatches" not in record.numbers

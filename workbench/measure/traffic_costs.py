@@ -1,0 +1,118 @@
+"""Step costs as live traffic pays them: the cost table of a lone loop, corrected by what the worker was busy for in paced runs.
+
+    lone = measure_costs(recognizer, clips, (1, 2, 4, 8))
+    costs = traffic_costs(recognizer, clips, lone, [LoadConfig(streams=6, seconds=5)])
+
+Why: beside live traffic a step costs more than in a loop that does nothing else. The load generator and the callers that are woken want the
+interpreter and, on a CPU, the caches and cores; between batches lie the settling of results and the wake-up of callers. Here the workers' own
+times are taken while real runs play. Sizes seen often enough replace the row of the lone loop; the others are scaled by the same factor.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from workbench.batching.buckets import bucket_for
+from workbench.config import LoadConfig
+from workbench.errors import ConfigError, GeneratorLagged, LoadNotCarried
+from workbench.measure.paced import PacedOptions, run_paced
+from workbench.model.speech import Samples
+from workbench.results import Record
+from workbench.runtime.recognizer import Recognizer
+
+ENOUGH = 8  # batches of one size for a row of their own
+_KEPT = 400  # samples per row in the record
+Times = tuple[float, float, float, float]
+
+
+def traffic_costs(
+    recognizer: Recognizer, clips: Sequence[Samples], lone: Record, loads: Sequence[LoadConfig]
+) -> Record:
+    """Play `loads` and return `lone` (a record of kind `costs`) corrected; `numbers` has `traffic_over_lone` and `wake_us_per_item`.
+
+    A load that was not carried or whose generator lagged still tells what its batches cost. Raises ConfigError without batching or where no
+    size was seen often enough.
+    """
+    if recognizer.pipeline is None:
+        raise ConfigError("asr.batching.enabled: got false; costs in traffic are those of the batching workers")
+    watch = _Watch(recognizer)
+    recognizer.pipeline.workers.watch = watch
+    try:
+        for load in loads:
+            try:
+                run_paced(recognizer, clips, load, options=PacedOptions(compare=False))
+            except (GeneratorLagged, LoadNotCarried):
+                continue
+    finally:
+        recognizer.pipeline.workers.watch = None
+    return _corrected(lone, watch)
+
+
+class _Watch:
+    """Busy seconds per kind and (padded) batch size, and seconds per wake-up of a caller."""
+
+    def __init__(self, recognizer: Recognizer) -> None:
+        geometry = recognizer.loaded.geometry
+        assert recognizer.pipeline is not None
+        self._ladder, self._alone = recognizer.stage.encoder.ladder, recognizer.pipeline.workers.slots == 1
+        # Where steady and second chunks have one shape they share batches, and the table calls them steady.
+        self._kinds = {geometry.chunk(number).input_mel_frames: kind for number, kind in ((1, "second"), (2, "steady"))}
+        self.busy_s: dict[tuple[str, int], list[float]] = {}
+        self.wake_s: list[float] = []
+
+    def __call__(self, lane: str, batch: Any, times: Times) -> None:
+        if lane != "step":
+            return
+        begun, _, lane_free, thread_free = times
+        key, size = batch.key, len(batch.items)
+        kind = self._kinds.get(key.input_mel_frames, "steady") if key.drop_encoded else "first"
+        if self._ladder is not None and key.drop_encoded:
+            size = bucket_for(size, self._ladder)
+        # With one thread the next batch waits for the wake-ups, with several it does not.
+        self.busy_s.setdefault((kind, size), []).append((thread_free if self._alone else lane_free) - begun)
+        self.wake_s.append((thread_free - lane_free) / len(batch.items))
+
+
+def _corrected(lone: Record, watch: _Watch) -> Record:
+    median_ms = {(row["shape"], row["batch"]): row["ms_p50"] for row in lone.rows if row.get("stage") == "step"}
+    seen = {cell: np.asarray(times) * 1e3 for cell, times in watch.busy_s.items() if len(times) >= ENOUGH}
+    factors = [float(np.median(ms)) / median_ms[cell] for cell, ms in seen.items() if cell in median_ms]
+    if not factors:
+        raise ConfigError("traffic: no batch size of the cost table was seen often enough; play longer or other loads")
+    factor = float(np.median(factors))
+    rows = [_scaled(row, factor) for row in lone.rows if (row.get("shape"), row.get("batch")) not in seen]
+    frames = {row["shape"]: row["mel_frames"] for row in lone.rows if "mel_frames" in row}
+    rows += [_seen(shape, batch, ms, frames) for (shape, batch), ms in sorted(seen.items()) if shape in frames]
+    wake_us = 0.0 if watch._alone else float(np.median(watch.wake_s)) * 1e6
+    note = f"costs in traffic: {len(seen)} of {len(rows)} rows from the workers of paced runs, the others those of a lone loop × {factor:.2f}"
+    return dataclasses.replace(
+        lone,
+        rows=rows,
+        numbers={**lone.numbers, "traffic_over_lone": factor, "wake_us_per_item": wake_us},
+        notes=[*lone.notes, note],
+    )
+
+
+def _scaled(row: dict[str, Any], factor: float) -> dict[str, Any]:
+    if row.get("stage") != "step":
+        return row
+    timed = {name: round(factor * row[name], 4) for name in ("ms_p50", "ms_p95")}
+    samples = {"samples_ms": [round(factor * ms, 4) for ms in row["samples_ms"]]} if "samples_ms" in row else {}
+    return {**row, **timed, **samples}
+
+
+def _seen(shape: str, batch: int, ms: Any, frames: dict[str, int]) -> dict[str, Any]:
+    kept = np.quantile(ms, np.linspace(0, 1, _KEPT)) if ms.size > _KEPT else np.sort(ms)
+    return {
+        "stage": "step",
+        "shape": shape,
+        "mel_frames": frames[shape],
+        "batch": batch,
+        "ms_p50": round(float(np.percentile(ms, 50)), 4),
+        "ms_p95": round(float(np.percentile(ms, 95)), 4),
+        "samples_ms": [round(float(value), 4) for value in kept],
+    }
