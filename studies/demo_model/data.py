@@ -1,26 +1,26 @@
 """Training audio as one block of device memory, and batches drawn from it.
 
 All clips lie one after another in an int16 tensor on the GPU; a batch is a list of `Piece`s (which clip, where in the
-utterance, at what speed), drawn by a background thread and rendered on the device in one gather. Utterances are one
+utterance, at what speed), drawn by another process and rendered on the device in one gather. Utterances are one
 to six clips of one voice group, joined with short silences up to the batch's target length."""
 
 from __future__ import annotations
 
+import gc
 import json
-import queue
-import re
-import threading
+import multiprocessing
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import soundfile as sf
 import torch
-from split import held_out_texts
+from split import held_out_pattern
 
 RATE_HZ = 16000
 MOST_PIECES = 6
-HELD_OUT = re.compile(f" (?:{'|'.join(held_out_texts())}) ")
+HELD_OUT = held_out_pattern()
 
 
 @dataclass
@@ -42,54 +42,60 @@ class Clips:
         self.samples = np.array([row[3] for row in merged], np.int64)
 
 
-class Pool:
-    """The audio block and its voice groups; grows while synthesis goes on."""
+def read_audio(path: Path) -> np.ndarray:
+    """int16 samples of a shard (.npy) or of a packed sound file."""
+    return np.load(path) if path.suffix == ".npy" else sf.read(path, dtype="int16")[0]
 
-    def __init__(self, tokenize, device: torch.device, capacity_s: float) -> None:
-        self.tokenize, self.used = tokenize, 0
-        self.audio = torch.zeros(int(capacity_s * RATE_HZ), dtype=torch.int16, device=device)
+
+class Pool:
+    """What is known about the clips of the audio block, per voice group; grows while synthesis goes on."""
+
+    def __init__(self, tokenize: Callable[[str], list[int]], capacity_s: float) -> None:
+        self.tokenize, self.used, self.capacity = tokenize, 0, int(capacity_s * RATE_HZ)
         self.groups: dict[str, Clips] = {}
         self.seen: set[str] = set()
-        self.lock = threading.Lock()
+        self.loads: list[tuple[Path, int]] = []  # sound files and where in the block they belong
 
-    def add(self, samples: np.ndarray, rows: list[dict]) -> None:
-        """Appends consecutive clips (dicts with text, voice, samples) to the block."""
-        if self.used + len(samples) > len(self.audio):
-            return
-        self.audio[self.used : self.used + len(samples)] = torch.from_numpy(samples).to(self.audio.device)
+    def add(self, listed: list[tuple[Path, list[dict]]]) -> None:
+        """Appends files of consecutive clips (dicts with text, voice, samples) to the block."""
         grouped: dict[str, list] = {}
-        position = self.used
-        for row in rows:
-            item = (row["text"], self.tokenize(row["text"]), position, row["samples"])
-            grouped.setdefault(row["voice"], []).append(item)
-            position += row["samples"]
-        self.used = position
-        with self.lock:
-            for voice, items in grouped.items():
-                self.groups.setdefault(voice, Clips()).extend(items)
+        for path, rows in listed:
+            if self.used + sum(row["samples"] for row in rows) > self.capacity:
+                return
+            self.loads.append((path, self.used))
+            for row in rows:
+                # Variants of one engine share a group: espeak-en-us+f3 → espeak.
+                voice = "espeak" if row["voice"].startswith("espeak") else row["voice"]
+                item = (row["text"], self.tokenize(row["text"]), self.used, row["samples"])
+                grouped.setdefault(voice, []).append(item)
+                self.used += row["samples"]
+        for voice, items in grouped.items():
+            self.groups.setdefault(voice, Clips()).extend(items)
 
     def add_human(self, folder: Path) -> None:
         """Adds the packed human prompts under the voice `human`."""
-        samples, _ = sf.read(folder / "human.opus", dtype="int16")
         rows = [json.loads(line) for line in (folder / "human.jsonl").read_text().splitlines()]
-        self.add(samples, [row | {"voice": "human"} for row in rows])
+        self.add([(folder / "human.opus", [row | {"voice": "human"} for row in rows])])
 
     def add_shards(self, folder: Path, limit: int) -> int:
         """Adds up to `limit` finished training shards not seen before; returns how many."""
         fresh = [path for path in sorted(folder.glob("train_*.json")) if path.name not in self.seen][:limit]
-        gathered, listed = [], []
-        for path in fresh:
-            self.seen.add(path.name)
-            rows = json.loads(path.read_text())
-            # Variants of one engine share a group: espeak-en-us+f3 → espeak.
-            gathered.append(np.load(path.with_suffix(".npy")))
-            listed += [
-                row | {"voice": row["voice"].split("-")[0] if "espeak" in row["voice"] else row["voice"]}
-                for row in rows
-            ]
-        if fresh:
-            self.add(np.concatenate(gathered), listed)
+        self.seen.update(path.name for path in fresh)
+        self.add([(path.with_suffix(".npy"), json.loads(path.read_text())) for path in fresh])
         return len(fresh)
+
+
+class AudioBlock:
+    """All clips one after another in device memory."""
+
+    def __init__(self, device: torch.device, capacity_s: float) -> None:
+        self.samples = torch.zeros(int(capacity_s * RATE_HZ), dtype=torch.int16, device=device)
+
+    def load(self, loads: list[tuple[Path, int]]) -> None:
+        """Copies sound files to their places."""
+        for path, offset in loads:
+            audio = torch.from_numpy(read_audio(path))
+            self.samples[offset : offset + len(audio)] = audio.to(self.samples.device)
 
 
 @dataclass(frozen=True)
@@ -97,7 +103,8 @@ class Plan:
     """One batch to render: per utterance and piece the source offset, start, length and speed; and the targets.
 
     source, start, length: [B, P] int64 in samples (length 0: no piece); speed: [B]; samples: utterance lengths [B];
-    tokens: one list per utterance; spans: (first sample, end, tokens) of each piece, for the flat start.
+    targets: [B, U] word pieces, counts: [B] how many; spans: (first sample, end, tokens) of each piece, for the flat
+    start; width: samples of the rendered batch. It takes few values, so that the GPU libraries plan few shapes.
     """
 
     source: np.ndarray
@@ -105,15 +112,18 @@ class Plan:
     length: np.ndarray
     speed: np.ndarray
     samples: np.ndarray
-    tokens: list[list[int]]
+    targets: np.ndarray
+    counts: np.ndarray
+    width: int
     spans: list[list[tuple[int, int, list[int]]]]
 
 
 class Planner:
     """Draws batches."""
 
-    def __init__(self, pool: Pool, human_share: float, seed: int) -> None:
-        self.pool, self.human_share, self.rng = pool, human_share, np.random.default_rng(seed)
+    def __init__(self, pool: Pool, shares: dict[str, float], seed: int) -> None:
+        """shares: which part of the utterances these voice groups get; the others share the rest by their length."""
+        self.pool, self.shares, self.rng = pool, shares, np.random.default_rng(seed)
 
     def utterance(self, clips: Clips, target: int, speed: float) -> list[tuple[int, int]]:
         """(clip, start sample) of the pieces of one utterance of about `target` samples."""
@@ -137,21 +147,27 @@ class Planner:
         rng = self.rng
         target_s = rng.choice([0.25, 0.45, 0.7, 1.0], p=[0.15, 0.3, 0.3, 0.25]) * longest_s
         count, target = max(1, int(audio_s / target_s)), int(target_s * RATE_HZ)
-        with self.pool.lock:
-            groups = dict(self.pool.groups)
-            return self.draw(groups, count, target)
+        return self.draw(count, target)
 
-    def draw(self, groups: dict[str, Clips], count: int, target: int) -> Plan:
+    def weights(self) -> tuple[list[str], np.ndarray]:
+        """The voice groups at hand and the cumulated chances to draw them."""
+        groups = self.pool.groups
+        fixed = [voice for voice in self.shares if voice in groups]
+        others = [voice for voice in groups if voice not in self.shares]
+        lengths = np.array([groups[voice].samples.sum() for voice in others], float)
+        rest = (1 - sum(self.shares[voice] for voice in fixed)) * lengths / max(lengths.sum(), 1)
+        reach = np.cumsum([*(self.shares[voice] for voice in fixed), *rest])
+        return [*fixed, *others], reach / reach[-1]
+
+    def draw(self, count: int, target: int) -> Plan:
         """The pieces of `count` utterances."""
-        rng = self.rng
-        voices = [voice for voice in groups if voice != "human"]
-        reach = np.cumsum([groups[voice].samples.sum() for voice in voices]) if voices else np.zeros(1)
+        rng, groups = self.rng, self.pool.groups
+        voices, reach = self.weights()
         source, start, length = (np.zeros((count, MOST_PIECES), np.int64) for _ in range(3))
-        speed, samples, tokens, spans = np.ones(count), np.zeros(count, np.int64), [], []
+        speed, samples, spans = np.ones(count), np.zeros(count, np.int64), []
         row = 0
         while row < count:
-            human = not voices or rng.random() < self.human_share
-            clips = groups["human" if human else voices[int(np.searchsorted(reach, rng.random() * reach[-1]))]]
+            clips = groups[voices[int(np.searchsorted(reach, rng.random()))]]
             pace = float(rng.uniform(0.88, 1.14)) if rng.random() < 0.7 else 1.0
             chosen = self.utterance(clips, target, pace)
             text = " ".join(clips.texts[clip] for clip, _ in chosen)
@@ -164,19 +180,29 @@ class Planner:
                 long = int(clips.samples[clip] / pace)
                 source[row, number], start[row, number], length[row, number] = clips.offsets[clip], first, long
                 spans[-1].append((first, first + long, clips.tokens[clip]))
-            tokens.append([token for _, _, piece in spans[-1] for token in piece])
             samples[row] = spans[-1][-1][1]
             row += 1
-        return Plan(source, start, length, speed, samples, tokens, spans)
+        joined = [[token for _, _, piece in pieces for token in piece] for pieces in spans]
+        counts = np.array([len(tokens) for tokens in joined])
+        targets = np.zeros((count, counts.max()), np.int64)
+        for row, tokens in enumerate(joined):
+            targets[row, : len(tokens)] = tokens
+        return Plan(source, start, length, speed, samples, targets, counts, target, spans)
+
+
+def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    """A copy on the device; the host does not wait for it."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def render(audio: torch.Tensor, plan: Plan) -> tuple[torch.Tensor, torch.Tensor]:
     """Waveforms [B, T] float32 in -1…1 and lengths [B] of a plan, by linear interpolation at each utterance's speed."""
     device = audio.device
-    source, start, length = (torch.from_numpy(array).to(device) for array in (plan.source, plan.start, plan.length))
-    speed = torch.from_numpy(plan.speed).to(device, torch.float64)[:, None]
-    samples = torch.from_numpy(plan.samples).to(device)
-    time = torch.arange(int(plan.samples.max()), device=device)[None].expand(len(samples), -1).contiguous()
+    source, start, length = (to_device(array, device) for array in (plan.source, plan.start, plan.length))
+    speed = to_device(plan.speed, device)[:, None]
+    samples = to_device(plan.samples, device)
+    time = torch.arange(plan.width, device=device)[None].expand(len(samples), -1).contiguous()
     order = torch.where(length > 0, start, torch.full_like(start, 2**40))
     piece = (torch.searchsorted(order, time, right=True) - 1).clamp(min=0)
     into = time - start.gather(1, piece)
@@ -202,18 +228,32 @@ def frame_targets(plan: Plan, frames: int, blank: int) -> torch.Tensor:
 
 
 class Loader:
-    """Plans drawn ahead by a background thread."""
+    """Plans drawn ahead by another process, which also keeps the books of the audio block.
 
-    def __init__(self, planner: Planner, audio_s: float, longest_s: float, ahead: int = 4) -> None:
-        self.planner, self.queue = planner, queue.Queue(maxsize=ahead)
-        self.audio_s, self.longest_s = audio_s, longest_s
-        threading.Thread(target=self.run, daemon=True).start()
+    A thread would do it under Python's global lock and slow the launching of kernels, which sets the pace. The process
+    is forked and uses only NumPy and the tokenizer, never the GPU. What is to be copied to the block comes before the
+    first plan that uses it.
+    """
 
-    def run(self) -> None:
+    def __init__(self, planner: Planner, shards: Path, audio_s: float, longest_s: float, ahead: int = 6) -> None:
+        context = multiprocessing.get_context("fork")
+        self.queue, self.longest_s = context.Queue(maxsize=ahead), context.Value("d", longest_s)
+        process = context.Process(target=self.run, args=(planner, shards, audio_s), daemon=True)
+        gc.freeze()  # or the process might collect, and so free, what it inherited of the GPU
+        process.start()
+
+    def run(self, planner: Planner, shards: Path, audio_s: float) -> None:
         """Draws for ever; the queue's bound paces it."""
+        gc.disable()
         while True:
-            self.queue.put(self.planner.plan(self.audio_s, self.longest_s))
+            # New shards come in after each batch, a few at a time; until the first are in, as many as there are.
+            planner.pool.add_shards(shards, 6 if planner.pool.seen else 4000)
+            loads, planner.pool.loads = planner.pool.loads, []
+            plan = planner.plan(audio_s, self.longest_s.value)
+            self.queue.put((loads, planner.pool.used, plan))
 
-    def next(self) -> Plan:
-        """The next batch."""
-        return self.queue.get(timeout=60)
+    def next(self, block: AudioBlock) -> tuple[Plan, float]:
+        """The next batch, and how many hours the block holds; raises queue.Empty if none comes for a minute."""
+        loads, used, plan = self.queue.get(timeout=60)
+        block.load(loads)
+        return plan, used / RATE_HZ / 3600

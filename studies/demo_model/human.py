@@ -23,7 +23,7 @@ from workbench.model.fetch_speech import SAMPLE_RATE_HZ, TRANSCRIPTS, normalise_
 HERE = Path(__file__).parent
 FRAME = 320
 LONGEST_S = 11.0
-QUALITY = {"compression_level": 0.8}  # about 57 kbit/s
+QUALITY = {"compression_level": 0.86}  # about 40 kbit/s
 SHORTEST_PAUSE_FRAMES = 8
 
 

@@ -25,4 +25,5 @@ for stand_in in asound.so.2:snd_ pulse.so.0:pa_ pulse-simple.so.0:pa_simple_; do
 done
 python3 -m pip install -q --no-deps --target "$out/python" hibari-tts==0.2.1
 rm -rf "$work" "$out"/python/hibari/assets/*gb*
+find "$out" -name __pycache__ -exec rm -rf {} +
 du -sh "$out"

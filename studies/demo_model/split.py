@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import re
 from collections.abc import Iterable
 from difflib import SequenceMatcher
 from pathlib import Path
@@ -56,6 +57,11 @@ def collides(text: str, held_out: Iterable[str]) -> bool:
 def held_out_texts() -> list[str]:
     """The sentences of the held-out human set."""
     return [json.loads(line)["text"] for line in (HERE / "human_test.jsonl").read_text().splitlines()]
+
+
+def held_out_pattern() -> re.Pattern[str]:
+    """Matches a text, padded by a space on both sides, that contains a held-out sentence."""
+    return re.compile(f" (?:{'|'.join(held_out_texts())}) ")
 
 
 def clusters(texts: list[list[str]]) -> list[list[int]]:

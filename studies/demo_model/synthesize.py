@@ -1,9 +1,11 @@
 """Speaks the texts with many synthetic voices on all cores, into shards that training picks up while they appear.
 
 Three engines: hibari-tts (neural, one voice) whose predicted pitch and spectra are warped into many speakers, flite
-(five recorded voices), and espeak-ng (formant synthesis, many variants). A shard is `NAME.npy` (int16 samples at 16
+(five recorded voices), and espeak-ng (formant synthesis, many variants). Half as many hours are said by the human
+voice of the training prompts, put together from its phones (units.py). A shard is `NAME.npy` (int16 samples at 16
 kHz, one clip after another) and `NAME.json` (a list of text, voice and sample count); the .json is written last, so
-that its presence means the shard is whole. The held-out domain sentences come first, as shards `test_*`.
+that its presence means the shard is whole. The held-out domain sentences come first, as shards `test_*`, and those
+for choosing the blank's bias, as `dev_*`, said by the composed human voice.
 
     python studies/demo_model/synthesize.py texts.tsv tts_folder out_folder --hours 30 --processes 14
 """
@@ -25,6 +27,7 @@ from pathlib import Path
 
 import numpy as np
 import soundfile as sf
+import units
 from scipy.signal import resample_poly
 
 RATE_HZ = 16000
@@ -33,6 +36,9 @@ ENGINES = {"hibari": 0.66, "flite": 0.2, "espeak": 0.14}
 FLITE_VOICES = ("slt", "rms", "awb", "kal16", "slt")
 ESPEAK_LANGUAGES = ("en-us", "en-us", "en-us", "en-gb", "en-gb-scotland")
 ESPEAK_VARIANTS = ("m1", "m2", "m3", "m4", "m7", "f1", "f2", "f3", "f4", "f5")
+UNITS = "units"
+PHRASE_SHARE = 0.45  # of the composed human speech: texts made from the prompts' phrases
+PRINT_KEPT = 0.35  # of the printed sentences; they are far from the domain
 # Speakers made from the neural voice: (weight, pitch factor range, formant factor range).
 SPEAKERS = ((0.65, (0.85, 1.2), (0.94, 1.08)), (0.25, (0.5, 0.75), (0.82, 0.93)), (0.1, (1.2, 1.45), (1.08, 1.18)))
 
@@ -100,6 +106,18 @@ def speak_espeak(text: str, folder: Path, rng: random.Random) -> tuple[np.ndarra
     return run_program(command, folder, text), f"espeak-{voice}"
 
 
+@cache
+def human_units(folder: Path) -> units.Units:
+    """The human voice's phones, loaded once per process."""
+    return units.Units(folder)
+
+
+def speak_units(text: str, folder: Path, rng: random.Random) -> tuple[np.ndarray, str]:
+    """The human voice of the training prompts; nothing if a word's pronunciation is not known."""
+    samples = human_units(folder).speak(text, rng)
+    return (np.zeros(0) if samples is None else samples), UNITS
+
+
 SPEAK: dict[str, Callable[[str, Path, random.Random], tuple[np.ndarray, str]]] = {
     "hibari": speak_hibari,
     "flite": speak_flite,
@@ -107,14 +125,24 @@ SPEAK: dict[str, Callable[[str, Path, random.Random], tuple[np.ndarray, str]]] =
 }
 
 
-def speak_shard(task: tuple[str, list[str], int], folder: Path, out: Path) -> float:
-    """Speaks the texts of one shard; returns seconds of audio."""
+def speak(text: str, composed: bool, folders: tuple[Path, Path], rng: random.Random) -> tuple[str, np.ndarray, str]:
+    """(text, samples, voice): a synthetic voice, or the composed human one, sometimes with a text of its own."""
+    tts, data = folders
+    if composed:
+        if rng.random() < PHRASE_SHARE:
+            text = human_units(data).phrases(rng)
+        return text, *speak_units(text, data, rng)
+    engine = rng.choices(list(ENGINES), list(ENGINES.values()))[0]
+    return text, *SPEAK[engine](text, tts, rng)
+
+
+def speak_shard(task: tuple[str, list[str], int], folders: tuple[Path, Path], out: Path) -> float:
+    """Speaks the texts of one shard; returns seconds of audio. folders: synthesisers, data."""
     name, texts, seed = task
     rng = random.Random(seed)
     clips, rows = [], []
-    for text in texts:
-        engine = rng.choices(list(ENGINES), list(ENGINES.values()))[0]
-        samples, voice = SPEAK[engine](text, folder, rng)
+    for given in texts:
+        text, samples, voice = speak(given, UNITS in name, folders, rng)
         peak = float(np.abs(samples).max()) if len(samples) else 0.0
         if peak < 1e-3 or len(samples) > 14 * RATE_HZ:
             continue
@@ -127,17 +155,20 @@ def speak_shard(task: tuple[str, list[str], int], folder: Path, out: Path) -> fl
 
 
 def tasks(rows: list[tuple[str, str]], seed: int) -> list[tuple[str, list[str], int]]:
-    """(name, texts, seed) of every shard: the test sentences first, then the training texts in three shuffled passes."""
-    test = [text for kind, text in rows if kind == "test"]
-    train = [text for kind, text in rows if kind != "test"]
-    listed = [(f"test_{i // 50:02d}", test[i : i + 50], seed + i) for i in range(0, len(test), 50)]
+    """(name, texts, seed) of every shard: held-out sentences first, then the training texts in three shuffled passes.
+
+    Every third training shard is for the composed human voice."""
     rng = random.Random(seed)
+    held_out = {kind: [text for row_kind, text in rows if row_kind == kind] for kind in ("test", "dev")}
+    train = [text for kind, text in rows if kind not in held_out and (kind != "print" or rng.random() < PRINT_KEPT)]
+    test, dev = held_out["test"], held_out["dev"]
+    listed = [(f"test_{i // 50:02d}", test[i : i + 50], seed + i) for i in range(0, len(test), 50)]
+    listed += [(f"dev_{UNITS}_{i // 50:02d}", dev[i : i + 50], seed + i) for i in range(0, len(dev), 50)]
     for turn in range(3):
         rng.shuffle(train)
-        for i in range(0, len(train), TEXTS_PER_SHARD):
-            listed.append(
-                (f"train_{turn}_{i // TEXTS_PER_SHARD:05d}", train[i : i + TEXTS_PER_SHARD], rng.getrandbits(32))
-            )
+        for number, i in enumerate(range(0, len(train), TEXTS_PER_SHARD)):
+            kind = f"{turn}_{UNITS}" if number % 3 == 0 else turn
+            listed.append((f"train_{kind}_{number:05d}", train[i : i + TEXTS_PER_SHARD], rng.getrandbits(32)))
     return listed
 
 
@@ -153,10 +184,11 @@ def main() -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     os.nice(10)
     rows = [tuple(line.split("\t", 1)) for line in arguments.texts.read_text().splitlines()]
+    human_units(arguments.texts.parent)  # before the processes are forked
     waiting = [task for task in tasks(rows, arguments.seed) if not (arguments.out / f"{task[0]}.json").exists()]
     start, seconds = time.perf_counter(), 0.0
     with Pool(arguments.processes) as pool:
-        work = partial(speak_shard, folder=arguments.tts.resolve(), out=arguments.out)
+        work = partial(speak_shard, folders=(arguments.tts.resolve(), arguments.texts.parent), out=arguments.out)
         for count, made in enumerate(pool.imap_unordered(work, waiting)):
             seconds += made
             if count % 100 == 0:

@@ -6,7 +6,7 @@ resembles a held-out human sentence (`split.collides`) is dropped here, before i
 
     python studies/demo_model/texts.py fortunes_folder word_list out.tsv --count 60000
 
-Each line of the result: kind <tab> text. Kinds: domain, words, print, and `test` (held-out domain sentences).
+Each line of the result: kind <tab> text. Kinds: domain, words, print, `test` (held-out domain sentences), `dev`.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ ORDINALS = {"one": "first", "two": "second", "three": "third", "five": "fifth", 
 ORDINALS |= {"twelve": "twelfth"}
 SHARES = {"domain": 0.5, "words": 0.2, "print": 0.3}
 TEST_SENTENCES = 200
+DEV_SENTENCES = 150
 
 
 def ordinal(number: int) -> str:
@@ -202,7 +203,17 @@ def make(count: int, printed: list[str], words: list[str], seed: int) -> list[tu
             text = printed_left.pop()
         if text not in rows and len(text.split()) <= 26 and not collides(text, held_out):
             rows[text] = kind
+    add_dev(rows, seed)
     return [(kind, text) for text, kind in rows.items()]
+
+
+def add_dev(rows: dict[str, str], seed: int) -> None:
+    """Adds the sentences for choosing the blank's bias; they are in no other set."""
+    rng, held_out, wanted = random.Random(seed + 1), held_out_texts(), len(rows) + DEV_SENTENCES
+    while len(rows) < wanted:
+        text = domain_sentence(rng)
+        if text not in rows and 3 <= len(text.split()) <= 16 and not collides(text, held_out):
+            rows[text] = "dev"
 
 
 def main() -> None:

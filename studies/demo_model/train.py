@@ -10,8 +10,10 @@ phase is for is told in README.md; its numbers are in config.yaml."""
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import math
+import queue
 import random
 import time
 from pathlib import Path
@@ -20,8 +22,9 @@ import numpy as np
 import torch
 from augment import augment, mask
 from build import build, export, load_config, prepare, train_tokenizer
-from data import Loader, Plan, Planner, Pool, frame_targets, render
-from evaluate import evaluate, read_clips, read_shards, transcribe, wer_by_set
+from data import AudioBlock, Loader, Plan, Planner, Pool, frame_targets, render, to_device
+from evaluate import choose_blank_bias, evaluate, read_clips, read_shards, transcribe, wer_by_set
+from nemo.core.classes.common import typecheck
 from transducer import transducer_loss
 
 
@@ -44,11 +47,13 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.98), fused=device.type == "cuda")
         self.average = {name: p.detach().clone() for name, p in self.named.items()}
         self.step, self.elapsed_s = 0, 0.0
+        self.warm_from = 0  # the step at which the optimiser began with empty moments
 
     def learning_rate(self) -> float:
         """Linear warm-up by steps, constant, then a half cosine down to the end of the training time."""
         settings = self.config.training
-        warm = min(1.0, (self.step + 1) / settings.warmup_steps)
+        steps = settings.restart_warmup_steps if self.warm_from else settings.warmup_steps
+        warm = min(1.0, (self.step - self.warm_from + 1) / steps)
         progress = min(1.0, self.elapsed_s / settings.total_s)
         fall = max(0.0, (progress - settings.constant_share) / (1 - settings.constant_share))
         top, last = settings.learning_rate, settings.last_learning_rate
@@ -59,9 +64,12 @@ class Trainer:
         return torch.autocast("cuda", dtype=torch.bfloat16, enabled=self.device.type == "cuda")
 
     def strength(self) -> float:
-        """Augmentation strength, rising from 0.1 to 1 between two steps."""
-        first, full = self.config.training.augment_from_step, self.config.training.augment_full_step
-        return min(1.0, 0.1 + 0.9 * max(0, self.step - first) / (full - first))
+        """Augmentation strength: rises from 0.1 to 1 between two steps, and eases off towards the end."""
+        settings = self.config.training
+        first, full = settings.augment_from_step, settings.augment_full_step
+        rising = min(1.0, 0.1 + 0.9 * max(0, self.step - first) / (full - first))
+        late = (self.elapsed_s - settings.augment_ease_from_s) / (settings.total_s - settings.augment_ease_from_s)
+        return rising * (1 - (1 - settings.augment_last) * min(1.0, max(0.0, late)))
 
     def encode(self, plan: Plan, audio: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Encoder output [B, T, D] in fp32 and lengths of an augmented batch."""
@@ -83,19 +91,17 @@ class Trainer:
             targets = frame_targets(plan, encoded.shape[1], self.blank).to(self.device)
             loss = torch.nn.functional.nll_loss(log_probs.flatten(0, 1), targets.flatten())
             return loss, {"frame": loss.detach(), "spread": spread}
-        count = torch.tensor([len(tokens) for tokens in plan.tokens])
-        padded = torch.zeros(len(count), int(count.max()), dtype=torch.long)
-        for row, tokens in enumerate(plan.tokens):
-            padded[row, : len(tokens)] = torch.tensor(tokens)
-        padded, count = padded.to(self.device), count.to(self.device)
+        padded, count = to_device(plan.targets, self.device), to_device(plan.counts, self.device)
         ctc = (
             torch.nn.functional.ctc_loss(
                 log_probs.transpose(0, 1), padded, lengths, count, self.blank, reduction="sum", zero_infinity=True
             )
             / count.sum()
         )
+        # The predictor does not see some of the labels (the blank's embedding is zero), so that it learns no texts by heart.
+        unseen = torch.rand(padded.shape, device=self.device) < self.config.training.label_dropout
         with self.half_precision():
-            predicted, _, _ = self.model.decoder(targets=padded, target_length=count)
+            predicted, _, _ = self.model.decoder(targets=padded.masked_fill(unseen, self.blank), target_length=count)
             joint = self.model.joint(encoder_outputs=encoded.transpose(1, 2), decoder_outputs=predicted)
         if self.device.type == "cpu":
             transducer = transducer_loss(joint, padded, lengths, count, self.blank)
@@ -144,15 +150,17 @@ class Trainer:
         (folder / "state.json").write_text(json.dumps({"step": self.step, "elapsed_s": self.elapsed_s}))
 
     def resume(self, folder: Path) -> None:
-        """Continues from a checkpoint."""
+        """Continues from a checkpoint, or from its average.pt alone; then the moments start empty and the rate warms up."""
         state = json.loads((folder / "state.json").read_text())
         self.step, self.elapsed_s = state["step"], state["elapsed_s"]
-        parts = {name: torch.load(folder / f"{name}.pt") for name in ("weights", "average", "adam_m", "adam_v")}
+        parts = {path.stem: torch.load(path) for path in folder.glob("*.pt")}
+        whole = {"weights", "adam_m", "adam_v"} <= set(parts)
+        self.warm_from = 0 if whole else self.step
         with torch.no_grad():
             for name, parameter in self.named.items():
-                parameter.copy_(parts["weights"][name])
+                parameter.copy_(parts["weights" if whole else "average"][name])
                 self.average[name].copy_(parts["average"][name])
-                if name in parts["adam_m"]:
+                if whole and name in parts["adam_m"]:
                     self.optimizer.state[parameter] = {
                         "step": torch.tensor(float(self.step), device=self.device),
                         "exp_avg": parts["adam_m"][name].to(self.device, torch.float32),
@@ -178,7 +186,7 @@ def training_texts(data: Path) -> list[str]:
     """All texts that may be spoken in training; the human ones counted ten times."""
     rows = [line.split("\t", 1) for line in (data / "texts.tsv").read_text().splitlines()]
     human = [json.loads(line)["text"] for line in (data / "human.jsonl").read_text().splitlines()]
-    return [text for kind, text in rows if kind != "test"] + human * 10
+    return [text for kind, text in rows if kind not in ("test", "dev")] + human * 10
 
 
 def unigram(model, data: Path) -> np.ndarray:
@@ -195,28 +203,32 @@ def longest_s(trainer: Trainer) -> float:
     return 5.0 if trainer.step < settings.curriculum_steps else settings.longest_s
 
 
-def train(trainer: Trainer, pool: Pool, shards: Path, out: Path, seconds: float, checks: list[dict]) -> None:
-    """Runs for `seconds`, picking up shards, logging and writing checkpoints."""
+def train(trainer: Trainer, loader: Loader, block: AudioBlock, out: Path, seconds: float, checks: list[dict]) -> None:
+    """Runs for `seconds`, logging and writing checkpoints; ends early if no more batches come."""
     settings = trainer.config.training
-    loader = Loader(
-        Planner(pool, settings.human_share, settings.seed_now), settings.audio_per_step_s, longest_s(trainer)
-    )
+    gc.collect()
+    gc.freeze()  # what exists by now stays; the collector need not look at it again
     start, base_s, last_save = time.perf_counter(), trainer.elapsed_s, time.perf_counter()
-    window = time.perf_counter()
+    window, waited_s = time.perf_counter(), 0.0
     while time.perf_counter() - start < seconds:
-        loader.longest_s = longest_s(trainer)
+        loader.longest_s.value = longest_s(trainer)
         trainer.model.train()
         trainer.set_contexts()
-        logged = trainer.update(loader.next(), pool.audio)
+        asked = time.perf_counter()
+        try:
+            plan, hours = loader.next(block)
+        except queue.Empty:
+            print("no more batches: the planning process has stopped", flush=True)
+            break
+        waited_s += time.perf_counter() - asked
+        logged = trainer.update(plan, block.samples)
         trainer.elapsed_s = base_s + time.perf_counter() - start
-        if trainer.step % 20 == 0:
-            pool.add_shards(shards, 12)
-        if trainer.step % 50 == 0 or trainer.step < 4:
+        if trainer.step % 50 == 0 or time.perf_counter() - start < 3:
             shown = " ".join(f"{name} {float(value):.3f}" for name, value in logged.items())
             now = time.perf_counter()
-            print(f"step {trainer.step} {trainer.elapsed_s:.0f} s lr {trainer.learning_rate():.2e} {shown} "
-                  f"pool {pool.used / 57.6e6:.1f} h {20 * (now - window):.0f} ms/step", flush=True)  # fmt: skip
-            window = now
+            print(f"step {trainer.step} {trainer.elapsed_s:.0f} s lr {trainer.learning_rate():.2e} {shown} pool {hours:.1f} h "
+                  f"{20 * (now - window):.0f} ms/step, {20 * waited_s:.0f} waiting", flush=True)  # fmt: skip
+            window, waited_s = now, 0.0
             if trainer.step == settings.collapse_step and float(logged["spread"]) < settings.collapse_spread:
                 raise SystemExit("the encoder has collapsed: its output hardly depends on the audio")
         if time.perf_counter() - last_save > settings.checkpoint_every_s:
@@ -267,19 +279,28 @@ def main() -> None:
     print(
         f"{sum(p.numel() for p in trainer.model.parameters()) / 1e6:.2f} M parameters, step {trainer.step}", flush=True
     )
+    typecheck.set_typecheck_enabled(False)  # NeMo's checks of every call cost the host time
     hours = 60 if device.type == "cuda" else 2
-    pool = Pool(trainer.model.tokenizer.text_to_ids, device, hours * 3600.0)
+    pool = Pool(trainer.model.tokenizer.text_to_ids, hours * 3600.0)
     pool.add_human(arguments.data)
     wait_for_shards(arguments.shards, arguments.wait_shards)
-    pool.add_shards(arguments.shards, 4000)
+    settings = config.training
+    planner = Planner(pool, dict(settings.shares), settings.seed_now)
+    loader = Loader(planner, arguments.shards, settings.audio_per_step_s, longest_s(trainer))
     human = read_clips(arguments.manifest)
-    train(trainer, pool, arguments.shards, arguments.out, arguments.seconds, human)
+    block = AudioBlock(device, hours * 3600.0)
+    train(trainer, loader, block, arguments.out, arguments.seconds, human)
     trainer.swap_average()
-    record = evaluate(trainer.model, human + read_shards(arguments.shards))
+    clips, dev = human + read_shards(arguments.shards), read_shards(arguments.shards, "dev")
+    before = evaluate(trainer.model, clips)["contexts"] if dev else {}
+    rates = choose_blank_bias(trainer.model, dev, list(settings.blank_offsets)) if dev else {}
+    record = evaluate(trainer.model, clips)
+    record["blank_bias"] = {"lowered_by": min(rates, key=rates.__getitem__, default="0"), "dev_wer_percent": rates}
+    record["contexts_before_blank_bias"] = before
     record["training"] = {
         "steps": trainer.step,
         "seconds": round(trainer.elapsed_s, 1),
-        "pool_hours": pool.used / 57.6e6,
+        "shards": len(list(arguments.shards.glob("train_*.json"))),
     }
     (arguments.out / "wer.json").write_text(json.dumps(record, indent=1) + "\n")
     for context, sets in record["contexts"].items():

@@ -8,6 +8,7 @@ The first feeds the offline twin, the second confirms what a study found on it. 
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -63,6 +64,24 @@ def offline_cost_rows(
         }
         for (seconds, batch), ms in times_ms.items()
     ]
+
+
+def offline_costs(
+    recognizer: Recognizer,
+    clips: Sequence[Samples],
+    batches: Sequence[int],
+    lengths_s: Sequence[float],
+    repeats: int = 3,
+) -> Record:
+    """A cost record of offline rows alone."""
+    return Record(
+        kind="costs",
+        config=to_dict(recognizer.config),
+        rows=offline_cost_rows(recognizer, clips, batches, lengths_s, repeats),
+        numbers={"repeats": repeats},
+        counters={"geometry": dataclasses.asdict(recognizer.loaded.geometry)},
+        notes=list(recognizer.loaded.notes),
+    )
 
 
 def run_offline(

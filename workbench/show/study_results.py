@@ -33,18 +33,24 @@ def confirm_studies(
     could not be run; the others go on."""
     host, found, failed = LiveHost(), dict[str, dict[str, Any]](), dict[str, str]()
     for study in studies:
-        folder = _folder(study)
         try:
-            result = load_result(Config(), load_study(study), folder)
-            live = confirm(result, host, options)
+            outcome = confirm_study(study, host, options)
         except (InputError, RuntimeError) as error:  # told by the caller; the next study has its own configurations
             failed[str(study)] = f"{type(error).__name__}: {error}"
-            continue
-        live.save(folder / LIVE_FILE)
-        outcome = Outcome.of(result, live)
-        _write(outcome, folder)
-        found[result.spec.name] = outcome.data
+        else:
+            found[outcome.result.spec.name] = outcome.data
     return found, failed
+
+
+def confirm_study(study: str | Path, host: LiveHost, options: ConfirmOptions | None = None) -> Outcome:
+    """Run the finalists of one study for real and write its files anew. Raises StudyError if it was never begun."""
+    folder = _folder(study)
+    result = load_result(Config(), load_study(study), folder)
+    live = confirm(result, host, options)
+    live.save(folder / LIVE_FILE)
+    outcome = Outcome.of(result, live)
+    _write(outcome, folder)
+    return outcome
 
 
 def _write(outcome: Outcome, folder: Path) -> list[Path]:

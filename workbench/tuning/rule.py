@@ -5,7 +5,8 @@
     rule.judge(config, first_seed=1000)       # the same; in a study of capacity, at the most streams that keep every limit
 
 Repeat r runs with seed `first_seed` + r, so configurations meet equal traffic. A limit is kept if the 95 % confidence bound of its repeats keeps
-it. A run that was refused work counts as one whose every chunk was late by the whole load: worse than any other, and no gap in the data.
+it; one whose first run misses by more than half of it is not repeated. A run that was refused work counts as one whose every chunk was late by
+the whole load: worse than any other, and no gap in the data.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ WHY = (
 )
 # The search for the most streams ends where a level that is kept and one that is not are this close.
 RESOLUTION = 0.01
+# A first run that misses a limit by more than this share of it is not repeated.
+HOPELESS_SHARE = 0.5
 MOST_STREAMS = 30_000
 _LATE = ("latency_p50_ms", "latency_p95_ms", "latency_p99_ms", "final_p50_ms", "final_p95_ms", "final_p99_ms")
 
@@ -53,7 +56,9 @@ class Rule:
 
     def measure(self, config: Config, first_seed: int) -> Outcome:
         """Values, excess over each limit, numbers and reasons of one configuration. Raises StudyError for unusable numbers."""
-        records = [self._run(config, first_seed + repeat) for repeat in range(self.spec.budget.repeats)]
+        records = [self._run(config, first_seed)]
+        if not self._hopeless(records[0]):
+            records += [self._run(config, first_seed + repeat) for repeat in range(1, self.spec.budget.repeats)]
         return outcome_of(self.spec, records)
 
     def judge(self, config: Config, first_seed: int) -> Outcome:
@@ -68,6 +73,11 @@ class Rule:
 
         found = most_streams(kept, config.load.streams)
         return seen[found] if found else seen[min(seen)]
+
+    def _hopeless(self, record: Record) -> bool:
+        """Whether a first run misses a limit by more than half of it: repeating it would tell nothing."""
+        missed = ((c, c.excess(number_of(record, c.number))) for c in self.spec.constraints)
+        return any(excess > HOPELESS_SHARE * abs(c.limit) > 0 for c, excess in missed)
 
     def _run(self, config: Config, seed: int) -> Record:
         config = replace(config, **{"load.seed": seed})

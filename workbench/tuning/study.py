@@ -256,7 +256,8 @@ def _fresh(search: _Search, trial: TrialRow, seed: int) -> Outcome:
 
 def _told(outcome: Outcome, spec: StudySpec) -> Outcome:
     numbers = dict(outcome["numbers"])
-    repeats = numbers.pop("repeats", {}).get(spec.objectives[0].number, [outcome["values"][0]])
+    repeats = numbers.pop("repeats", {}).get(spec.objectives[0].number, outcome["values"][:1])
+    repeats = outcome["values"][:1] if spec.finds_capacity else repeats  # one search, whatever runs it took
     return {
         "value": outcome["values"][0],
         "values": outcome["values"],

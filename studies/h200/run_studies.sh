@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# The five studies on one GPU host: searched on the digital twin with cost records that were measured before, their finalists then run for real in one
+# process on one loaded model. Every part has a time limit, and the next begins whatever became of it.
+# Usage, in the repository root with the project importable:  bash studies/h200/run_studies.sh OUT COSTS [search offline confirm]
+#   COSTS  folder with stage_costs.json, stage_costs_1120ms.json and, unless the part offline measures it, offline_costs.json
+# The part search needs no GPU: run it elsewhere first, with the same OUT, and here only what is left is done.
+# STUDIES (a folder of smaller ones), SECONDS_RUN, ROUNDS, REAL_S (all real runs together), TRIALS, MOST_STREAMS and SET ("key=value ...", for the
+# search) make it small for a try.
+set -uo pipefail
+out=$1 costs=$2; shift 2; parts=${*:-search offline confirm}
+studies=(latency_80ms capacity_slo pareto graph_buckets offline_bucket)
+export PYTHONUNBUFFERED=1 PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} KINETO_LOG_LEVEL=99 OMP_NUM_THREADS=${OMP_NUM_THREADS:-2}
+mkdir -p "$out"
+has() { [[ " $parts " == *" $1 "* ]]; }
+for name in "${studies[@]}"; do mkdir -p "$out/$name"; cp "${STUDIES:-studies}/$name/study.yaml" "$out/$name/"; done
+search() { # name...: all at once, since none of them measures time
+  local name pids=() sets=(); for name in ${SET:-}; do sets+=(--set "$name"); done
+  for name in "$@"; do
+    timeout -k 5 "${SEARCH_S:-500}" python3 -m workbench tune "$out/$name" --costs "$costs" ${TRIALS:+--trials "$TRIALS"} "${sets[@]}" \
+      >"$out/$name/search.log" 2>&1 &
+    pids+=($!)
+  done
+  wait "${pids[@]}"
+  for name in "$@"; do echo "== search $name"; grep -v '^results:' "$out/$name/search.log" | tail -n 4; done
+}
+has search && search "${studies[@]:0:4}"
+{ has search || has search_offline; } && [[ -f $costs/offline_costs.json ]] && search offline_bucket
+if has offline || has confirm; then
+  begin=$SECONDS
+  timeout -k 5 "$((${REAL_S:-150} + ${LOAD_S:-60}))" python3 studies/h200/run_studies.py "$out" "$costs" "$parts" >"$out/real.log" 2>&1
+  echo "== real runs: exit $?, $((SECONDS - begin)) s"; grep -v '^ *$' "$out/real.log" | tail -n "${LINES_SHOWN:-60}"
+fi
+exit 0
