@@ -68,21 +68,23 @@ def config():
 def test_the_recipe_trains_resumes_and_exports_a_model_that_transcribes(folder: Path, config, tmp_path: Path) -> None:
     import build
     import torch
-    from data import Planner, Pool
-    from evaluate import evaluate, read_shards
+    from data import AudioBlock, Loader, Planner, Pool
+    from evaluate import choose_blank_bias, evaluate, read_shards
     from train import Trainer
 
     device = torch.device("cpu")
     trainer = Trainer(config, folder, device)
-    pool = Pool(trainer.model.tokenizer.text_to_ids, device, 60.0)
+    pool = Pool(trainer.model.tokenizer.text_to_ids, 60.0)
     pool.add_human(folder)
-    assert pool.add_shards(folder, 10) == 1 and pool.add_shards(folder, 10) == 0
-    planner = Planner(pool, 0.5, seed=1)
+    block = AudioBlock(device, 60.0)
+    loader = Loader(Planner(pool, {"human": 0.5}, seed=1), folder, 8.0, 6.0)
     seen = []
     for _ in range(5):
         trainer.model.train()
         trainer.set_contexts()
-        seen.append(trainer.update(planner.plan(8.0, 6.0), pool.audio))
+        plan, hours = loader.next(block)
+        seen.append(trainer.update(plan, block.samples))
+    assert hours == pytest.approx(20 / 3600)  # the shard is in too
     assert "frame" in seen[1] and "transducer" in seen[2] and "ctc" in seen[4]
     assert all(np.isfinite(float(value)) for logged in seen for value in logged.values())
     trainer.save(tmp_path)
@@ -91,29 +93,40 @@ def test_the_recipe_trains_resumes_and_exports_a_model_that_transcribes(folder: 
     assert again.step == 5
     for name, parameter in again.named.items():
         torch.testing.assert_close(parameter, trainer.named[name], rtol=1e-3, atol=1e-4)
-    again.update(planner.plan(8.0, 6.0), pool.audio)
+    again.update(loader.next(block)[0], block.samples)
+    for name in ("weights", "adam_m", "adam_v"):
+        (tmp_path / f"{name}.pt").unlink()
+    light = Trainer(config, folder, device)
+    light.resume(tmp_path)
+    assert light.learning_rate() < again.learning_rate() and not light.optimizer.state
+    light.update(loader.next(block)[0], block.samples)
 
     build.export(again.model, tmp_path / "toy.nemo")
     restored = build.EncDecRNNTBPEModel.restore_from(str(tmp_path / "toy.nemo"), map_location="cpu")
     assert all(value.dtype == torch.float32 for value in restored.parameters())
+    bias = float(restored.joint.joint_net[-1].bias[-1])
+    rates = choose_blank_bias(restored, read_shards(folder), [0.0, 1.0])
+    assert set(rates) == {"0.0", "1.0"} and bias - float(restored.joint.joint_net[-1].bias[-1]) in (0.0, 1.0)
     record = evaluate(restored, read_shards(folder))
     assert set(record["contexts"]) == {"[56, 13]", "[56, 6]", "[56, 1]", "[56, 0]"}
 
 
 def test_a_rendered_batch_holds_the_clips_at_their_places(folder: Path) -> None:
     import torch
-    from data import Planner, Pool, render
+    from data import AudioBlock, Planner, Pool, render
 
-    pool = Pool(lambda text: [1] * len(text.split()), torch.device("cpu"), 60.0)
+    pool, block = Pool(lambda text: [1] * len(text.split()), 60.0), AudioBlock(torch.device("cpu"), 60.0)
     pool.add_human(folder)
-    plan = Planner(pool, 1.0, seed=3).plan(20.0, 6.0)
-    waves, samples = render(pool.audio, plan)
-    assert waves.shape == (len(plan.tokens), int(samples.max()))
+    assert pool.add_shards(folder, 10) == 1 and pool.add_shards(folder, 10) == 0
+    block.load(pool.loads)
+    plan = Planner(pool, {"human": 1.0}, seed=3).plan(20.0, 6.0)
+    waves, samples = render(block.samples, plan)
+    assert waves.shape == (len(plan.counts), plan.width) and int(samples.max()) <= plan.width
     for row in np.flatnonzero(plan.speed == 1.0):
         for source, start, length in zip(plan.source[row], plan.start[row], plan.length[row], strict=True):
-            expected = pool.audio[source : source + length].float() / 32768
+            expected = block.samples[source : source + length].float() / 32768
             torch.testing.assert_close(waves[row, start : start + length], expected)
-    assert [len(tokens) for tokens in plan.tokens] == [sum(len(t) for _, _, t in spans) for spans in plan.spans]
+    assert plan.counts.tolist() == [sum(len(t) for _, _, t in spans) for spans in plan.spans]
 
 
 def test_flat_start_targets_spread_the_tokens_over_each_clip() -> None:
@@ -121,7 +134,8 @@ def test_flat_start_targets_spread_the_tokens_over_each_clip() -> None:
 
     empty = np.zeros((1, 6), np.int64)
     spans = [[(1280, 1280 * 5, [7, 8]), (1280 * 6, 1280 * 8, [9])]]
-    plan = Plan(empty, empty, empty, np.ones(1), np.array([1280 * 8]), [[7, 8, 9]], spans)
+    targets, counts = np.array([[7, 8, 9]]), np.array([3])
+    plan = Plan(empty, empty, empty, np.ones(1), np.array([1280 * 8]), targets, counts, 1280 * 9, spans)
     assert frame_targets(plan, 9, blank=64).tolist() == [[64, 7, 7, 8, 8, 64, 9, 9, 64]]
 
 
@@ -175,3 +189,27 @@ def test_the_plain_transducer_loss_equals_the_sum_over_all_alignments() -> None:
 
     expected = -sum(np.log(likelihood(row, 0, 0)) for row in range(2)) / 3
     assert float(transducer_loss(logits, targets, frames, tokens, blank)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_composed_voice_cuts_the_recording_where_the_phones_lie(tmp_path: Path) -> None:
+    from units import FADE, Units
+
+    tones = {"SIL": 0, "AA": 220, "B": 400, "K": 700}
+    frames = [("SIL", 20), ("AA", 20), ("B", 20), ("AA", 20), ("K", 20), ("AA", 20), ("SIL", 20)]
+    audio = np.concatenate([np.sin(np.arange(n * 160) * 2 * np.pi * tones[p] / 16000) * 9000 for p, n in frames])
+    with sf.SoundFile(tmp_path / "human.opus", "w", 16000, 1, format="OGG", subtype="OPUS") as file:
+        file.write(audio.astype(np.int16))
+    row = {"id": "a", "offset": 0, "phones": [[p, n, 0] for p, n in frames]}
+    (tmp_path / "units.jsonl").write_text(json.dumps(row) + "\n")
+    (tmp_path / "human.jsonl").write_text(json.dumps({"text": "press one two three"}) + "\n")
+    (tmp_path / "lexicon.txt").write_text("ab AA B\nka K AA\n")
+    units, rng = Units(tmp_path), random.Random(1)
+    samples = units.speak("ka ab", rng)
+    assert samples is not None and units.speak("unheard", rng) is None
+    spoken = 5 * 20 * 160  # K AA AA B and two halves of silence, at most 12 frames of each pause
+    assert abs(len(samples) - spoken) < 20 * 160 + 4 * FADE
+    halves = [
+        units.before[i] + units.after[i] for i in units.select(["SIL", "K", "AA", "SIL"], np.random.default_rng(0))
+    ]
+    assert halves == ["AASIL"] * 0 + ["SILAA", "AAAA", "AAAA", "KSIL", "KSIL", "AASIL"]
+    assert set(units.phrases(rng).split()) <= {"press", "one", "two", "three"}

@@ -91,17 +91,17 @@ def choose_blank_bias(model, clips: list[dict], offsets: list[float]) -> dict[st
     The rate is the mean over the longest and the shortest context. Trying stops after two offsets without a gain, so
     offsets must rise. The clips must not be those that are reported on.
     """
-    bias = model.joint.joint_net[-1].bias
+    bias = model.joint.joint_net[-1].bias.detach()  # shares the model's memory
     start, contexts = float(bias[-1]), [list(c) for c in model.encoder.att_context_size_all]
     rates: dict[float, float] = {}
     for offset in offsets:
-        bias.data[-1] = start - offset
+        bias[-1] = start - offset
         found = [wer_by_set(clips, transcribe(model, clips, context)) for context in (contexts[0], contexts[-1])]
         rates[offset] = float(np.mean([numbers["wer_percent"] for sets in found for numbers in sets.values()]))
         print(f"blank bias -{offset}: dev WER {rates[offset]:.2f} %", flush=True)
         if len(rates) >= 3 and min(rates, key=rates.__getitem__) not in list(rates)[-2:]:
             break
-    bias.data[-1] = start - min(rates, key=rates.__getitem__)
+    bias[-1] = start - min(rates, key=rates.__getitem__)
     return {str(offset): round(rate, 2) for offset, rate in rates.items()}
 
 
