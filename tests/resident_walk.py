@@ -61,7 +61,9 @@ class ResidentWalk:
         self.resident.reset(torch.tensor(rows, device=mel_BFM.device))
         found = [[] for _ in rows]
         for chunk in chunks_of(self.geometry, mel_BFM.size(2)):
-            for parts, piece in zip(found, self.together(rows, [mel_BFM[n : n + 1] for n in range(len(rows))], chunk), strict=True):
+            for parts, piece in zip(
+                found, self.together(rows, [mel_BFM[n : n + 1] for n in range(len(rows))], chunk), strict=True
+            ):
                 parts.append(piece)
         return [torch.cat(parts, dim=1) for parts in found]
 
@@ -99,7 +101,9 @@ class ResidentWalk:
             kind = self.kind(plans[chosen[0]][at[chosen[0]]])
             chosen = [n for n in chosen if self.kind(plans[n][at[n]]) == kind][: buckets[-1]]
             size = next(b for b in buckets if b >= len(chosen))
-            pieces = self.together([live[n] for n in chosen], [mels[n] for n in chosen], *[plans[n][at[n]] for n in chosen], pad_to=size)
+            pieces = self.together(
+                [live[n] for n in chosen], [mels[n] for n in chosen], *[plans[n][at[n]] for n in chosen], pad_to=size
+            )
             for n, piece in zip(chosen, pieces, strict=True):
                 found[n].append(piece)
                 at[n] += 1

@@ -48,7 +48,10 @@ def test_rows_join_and_leave_at_random_among_poison():
     resident.rings.kv.fill_(float("nan"))
     resident.rings.conv.fill_(float("nan"))
     lengths = [int(rng.integers(4, 40)) for _ in range(14)]
-    mels = [mel_of(encoder, geometry, frames_for(geometry, n, int(rng.integers(0, 16))), 100 + i) for i, n in enumerate(lengths)]
+    mels = [
+        mel_of(encoder, geometry, frames_for(geometry, n, int(rng.integers(0, 16))), 100 + i)
+        for i, n in enumerate(lengths)
+    ]
     wanted = [lone_frames(encoder, geometry, mel) for mel in mels]
     walk = ResidentWalk(resident, geometry)
     found = walk.crowd(mels, rng, buckets=(1, 2, 4, 8))
@@ -71,6 +74,16 @@ def test_a_step_leaves_other_rows_bitwise_unchanged():
     assert torch.equal(resident.rings.conv[:, others], before[1][:, others])
     assert torch.equal(resident.rings.position[others], before[2][others])
     assert resident.rings.position[[4, 1]].tolist() == [4, 4]
+
+
+@pytest.mark.parametrize("context", [(56, 0), (56, 3)])
+@torch.inference_mode()
+def test_folded_projections_give_the_same_frames(context):
+    encoder, geometry = small_encoder(context)
+    mel = mel_of(encoder, geometry, frames_for(geometry, 30, 3), RNG)
+    want = lone_frames(encoder, geometry, mel)
+    folded = ResidentEncoder(encoder, rows=1, narrow_rows=64)
+    assert relative_error(ResidentWalk(folded, geometry).whole([0], mel)[0], want) < 1e-5
 
 
 @torch.inference_mode()

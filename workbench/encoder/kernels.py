@@ -15,10 +15,24 @@ from typing import TYPE_CHECKING, Any
 import torch
 import triton
 import triton.language as tl
-from torch.nn import functional
+
+from workbench.encoder.narrow import MOST_ROWS as MOST_NARROW_ROWS
+from workbench.encoder.narrow import linear_residual, norm_linear
 
 if TYPE_CHECKING:
     from workbench.encoder.resident import Norm, StepFrame
+
+
+__all__ = [
+    "MOST_NARROW_ROWS",
+    "attention",
+    "convolution",
+    "linear_residual",
+    "norm",
+    "norm_linear",
+    "residual_norm",
+    "residual_two_norms",
+]
 
 
 @triton.jit
@@ -71,7 +85,7 @@ def residual_norm(
     return total, out
 
 
-def residual_two_norms(  # noqa: PLR0913 - two normalisations of one sum
+def residual_two_norms(
     residual: torch.Tensor, branch: torch.Tensor, factor: float, first: Norm, second: Norm | None, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(n = first norm of residual + factor * branch in fp32, second norm of n in `dtype`; n itself in `dtype` without a second)."""
@@ -80,7 +94,9 @@ def residual_two_norms(  # noqa: PLR0913 - two normalisations of one sum
     return total, out
 
 
-def _launch_norms(mode: int, residual: Any, branch: Any, total: Any, out: Any, factor: float, first: Norm, second: Norm) -> None:
+def _launch_norms(
+    mode: int, residual: Any, branch: Any, total: Any, out: Any, factor: float, first: Norm, second: Norm
+) -> None:
     width = residual.size(-1)
     block = triton.next_power_of_2(width)
     _residual_norms_kernel[(residual.numel() // width,)](
@@ -117,7 +133,9 @@ def _attention_one_kernel(
     mask = old[:, None] & in_head[None, :]
     at = slot[:, None] * width + column[None, :]
     table = positions_ptr + head * (2 * keys - 1) * head_width
-    place = tl.load(table + j[:, None] * head_width + k[None, :], mask=(j < left)[:, None] & in_head[None, :], other=0.0)
+    place = tl.load(
+        table + j[:, None] * head_width + k[None, :], mask=(j < left)[:, None] & in_head[None, :], other=0.0
+    )
     key = tl.load(ring + at, mask=mask, other=0.0)
     score = tl.sum(key.to(tl.float32) * q_u[None, :] + place.to(tl.float32) * q_v[None, :], axis=1) * scale
     score = tl.where(old, score, float("-inf"))
@@ -169,7 +187,9 @@ def _attention_many_kernel(
     from_fresh = recent[:, None] & in_head[None, :]
     in_ring = ((start + new + j) % keys)[:, None] * width + column[None, :]
     in_fresh = (j - left)[:, None] * 3 * width + column[None, :]
-    key = tl.load(ring + in_ring, mask=from_ring, other=0.0) + tl.load(fresh + width + in_fresh, mask=from_fresh, other=0.0)
+    key = tl.load(ring + in_ring, mask=from_ring, other=0.0) + tl.load(
+        fresh + width + in_fresh, mask=from_fresh, other=0.0
+    )
     score = tl.dot(q_u, tl.trans(key), input_precision=PRECISION, out_dtype=tl.float32)
     # Entry keys - 1 - (left + i - j) of the table.
     entry = j[None, :] + (new - 1 - i)[:, None]
@@ -287,8 +307,3 @@ def convolution(
         HISTORY=taps_ND.size(0) - 1, HAS_BIAS=bias_D is not None, BLOCK=block, num_warps=4,
     )  # fmt: skip
     return out
-
-
-def silu_(x: torch.Tensor) -> torch.Tensor:
-    """SiLU in place."""
-    return functional.silu(x, inplace=True)

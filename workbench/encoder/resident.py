@@ -45,6 +45,27 @@ class Linear:
 
 
 @dataclass(frozen=True)
+class FoldedLinear:
+    """A projection of a normalised input with the normalisation folded in: weight * norm weight [out, in], its row sums [out] in fp32,
+    and bias + weight @ norm bias [out] in fp32."""
+
+    weight: torch.Tensor
+    sums: torch.Tensor
+    bias: torch.Tensor
+    eps: float
+
+
+@dataclass(frozen=True)
+class NarrowWeights:
+    """The four projections of a layer that follow a normalisation, folded; used where a step has few frames."""
+
+    ff1_in: FoldedLinear
+    qkv: FoldedLinear
+    conv_in: FoldedLinear
+    ff2_in: FoldedLinear
+
+
+@dataclass(frozen=True)
 class LayerWeights:
     """One Conformer layer. positions: projected positional table [H, 2C - 1, K]; bias_u, bias_v [H, K]; taps [D, kernel]."""
 
@@ -113,11 +134,19 @@ def why_not_resident(encoder: Any) -> str | None:
 class ResidentEncoder:
     """The step on `rows` rows. Weights are taken as they are now (cast to `dtype`); a later change of the model is not seen.
 
-    ops: the module with `residual_norm`, `attention` and `convolution`; chosen for the device where None. Raises ModelError for an
-    encoder that has no resident step.
+    ops: the module with `residual_norm`, `attention`, `convolution` …; chosen for the device where None. narrow_rows: up to so many frames in
+    a step the normalisations are folded into the projections, which takes a second copy of half the weights; 0 never, None as the
+    operations advise. Raises ModelError for an encoder that has no resident step.
     """
 
-    def __init__(self, encoder: Any, rows: int, dtype: torch.dtype | None = None, ops: ModuleType | None = None) -> None:
+    def __init__(
+        self,
+        encoder: Any,
+        rows: int,
+        dtype: torch.dtype | None = None,
+        ops: ModuleType | None = None,
+        narrow_rows: int | None = None,
+    ) -> None:
         if (reason := why_not_resident(encoder)) is not None:
             raise ModelError(f"no resident step for this encoder: {reason}")
         first = next(encoder.parameters())
@@ -129,8 +158,10 @@ class ResidentEncoder:
         conv = encoder.layers[0].conv
         self.conv_frames = conv.kernel_size - 1 + self.chunk_frames
         self.width, self.heads = int(encoder.d_model), int(encoder.layers[0].self_attn.h)
+        self.narrow_rows = self.ops.MOST_NARROW_ROWS if narrow_rows is None else narrow_rows
         with torch.no_grad():
             self.layers = [self._pack(layer) for layer in encoder.layers]
+            self.folded = [self._fold(w) for w in self.layers] if self.narrow_rows else []
         self.rings = self._rings()
 
     @property
@@ -153,7 +184,8 @@ class ResidentEncoder:
         x_BTD, lengths_B = self._subsampled(mel_BFM, mel_lengths_B, drop)
         position = self.rings.position
         frame = StepFrame(rows_B, position.index_select(0, rows_B), lengths_B.to(torch.int32))
-        encoded_BTD = self._layers(x_BTD, frame)
+        few = x_BTD.size(0) * x_BTD.size(1) <= self.narrow_rows
+        encoded_BTD = (self._narrow_layers if few else self._layers)(x_BTD, frame)
         moved_B = (rows_B != self.scratch).to(torch.int32) * x_BTD.size(1)
         position.index_add_(0, rows_B, moved_B)
         return encoded_BTD, lengths_B
@@ -188,8 +220,34 @@ class ResidentEncoder:
             last = number + 1 == len(self.layers)
             following = None if last else self.layers[number + 1].norm_ff1
             residual, hidden = ops.residual_two_norms(residual, branch, 0.5, w.norm_out, following, dtype)
+        return self._out(hidden)
+
+    def _narrow_layers(self, x_BTD: torch.Tensor, frame: StepFrame) -> torch.Tensor:
+        """The same layers for few frames: every projection is one kernel with its normalisation, activation and residual sum."""
+        ops, dtype = self.ops, self.dtype
+        residual = x_BTD.float().contiguous()
+        for number, (w, f) in enumerate(zip(self.layers, self.folded, strict=True)):
+            hidden = ops.norm_linear(residual, f.ff1_in, True, dtype)
+            residual = ops.linear_residual(hidden, w.ff1_out, residual, 0.5)
+            attended = ops.attention(
+                ops.norm_linear(residual, f.qkv, False, dtype),
+                self.rings.kv[number], frame, (w.positions, w.bias_u, w.bias_v), self.left,
+            )  # fmt: skip
+            residual = ops.linear_residual(attended, w.att_out, residual, 1.0)
+            mixed = ops.convolution(
+                ops.norm_linear(residual, f.conv_in, False, dtype),
+                self.rings.conv[number], frame, (w.taps, w.taps_bias), w.norm_taps,
+            )  # fmt: skip
+            residual = ops.linear_residual(mixed, w.conv_out, residual, 1.0)
+            hidden = ops.norm_linear(residual, f.ff2_in, True, dtype)
+            residual = ops.norm(ops.linear_residual(hidden, w.ff2_out, residual, 0.5), w.norm_out, torch.float32)
+        return self._out(residual.to(dtype))
+
+    def _out(self, hidden: torch.Tensor) -> torch.Tensor:
         projection = self.encoder.out_proj
-        return hidden if projection is None else functional.linear(hidden, projection.weight.to(dtype), projection.bias)
+        if projection is None:
+            return hidden
+        return functional.linear(hidden, projection.weight.to(self.dtype), projection.bias.to(self.dtype))
 
     def _rings(self) -> Rings:
         layers, rows = len(self.layers), self.rows + 1
@@ -226,6 +284,17 @@ class ResidentEncoder:
             ff2_out=self._linear(layer.feed_forward2.linear2),
             norm_out=self._norm(layer.norm_out),
         )
+
+    def _fold(self, w: LayerWeights) -> NarrowWeights:
+        pairs = ((w.norm_ff1, w.ff1_in), (w.norm_att, w.qkv), (w.norm_conv, w.conv_in), (w.norm_ff2, w.ff2_in))
+        return NarrowWeights(*(self._folded(norm, linear) for norm, linear in pairs))
+
+    def _folded(self, norm: Norm, linear: Linear) -> FoldedLinear:
+        weight = (linear.weight.float() * norm.weight).to(self.dtype)
+        bias = linear.weight.float() @ norm.bias
+        bias = bias if linear.bias is None else bias + linear.bias.float()
+        # Sums of the weights as they are after rounding: the mean must cancel exactly what the products contain.
+        return FoldedLinear(weight, weight.float().sum(dim=1), bias, norm.eps)
 
     def _positions(self, attention: Any) -> torch.Tensor:
         """Positional projections of distances C - 1 … -(C - 1), as NeMo slices its table for C keys."""

@@ -16,7 +16,9 @@ import torch
 from torch.nn import functional
 
 if TYPE_CHECKING:
-    from workbench.encoder.resident import Norm, StepFrame
+    from workbench.encoder.resident import FoldedLinear, Linear, Norm, StepFrame
+
+MOST_NARROW_ROWS = 0  # folding saves launches, of which there are none here
 
 
 def norm(x: torch.Tensor, parameters: Norm, dtype: torch.dtype) -> torch.Tensor:
@@ -32,12 +34,27 @@ def residual_norm(
     return residual, norm(residual, parameters, branch.dtype)
 
 
-def residual_two_norms(  # noqa: PLR0913 - two normalisations of one sum
+def residual_two_norms(
     residual: torch.Tensor, branch: torch.Tensor, factor: float, first: Norm, second: Norm | None, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(n = first norm of residual + factor * branch in fp32, second norm of n in `dtype`; n itself in `dtype` without a second)."""
     out = norm(residual + factor * branch.float(), first, torch.float32)
     return out, out.to(dtype) if second is None else norm(out, second, dtype)
+
+
+def norm_linear(residual: torch.Tensor, folded: FoldedLinear, activate: bool, dtype: torch.dtype) -> torch.Tensor:
+    """Linear of the layer-normalised residual [..., K], then SiLU where wanted -> [..., N] in `dtype`; see `narrow.py`."""
+    x = residual.float()
+    mean = x.mean(dim=-1, keepdim=True)
+    deviation = (x.square().mean(dim=-1, keepdim=True) - mean.square()).clamp(min=0).add(folded.eps).sqrt()
+    products = functional.linear(x.to(folded.weight.dtype), folded.weight).float()
+    out = (products - mean * folded.sums) / deviation + folded.bias
+    return (functional.silu(out) if activate else out).to(dtype)
+
+
+def linear_residual(x: torch.Tensor, linear: Linear, residual: torch.Tensor, factor: float) -> torch.Tensor:
+    """residual + factor * linear(x) in fp32: x [..., K], residual [..., N]."""
+    return residual + factor * functional.linear(x, linear.weight, linear.bias).float()
 
 
 def attention(
