@@ -21,7 +21,14 @@ from workbench.runtime.recognizer import Recognizer
 from workbench.show.study_results import confirm_study
 from workbench.tuning.confirm import ConfirmOptions, LiveHost
 
-STUDIES = ("latency_80ms", "capacity_slo", "offline_bucket", "graph_buckets", "pareto")
+# Finalists of each study, and its share of the time for real runs.
+STUDIES = {
+    "latency_80ms": (2, 0.28),
+    "capacity_slo": (1, 0.24),
+    "offline_bucket": (1, 0.08),
+    "graph_buckets": (1, 0.2),
+    "pareto": (2, 0.2),
+}
 BATCHES, LENGTHS_S = (1, 4, 16, 64), (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 # Longest time that the search of the offline study may take while the device waits.
 SEARCH_S = 60
@@ -67,15 +74,16 @@ if __name__ == "__main__":
             )
         except Exception:
             traceback.print_exc()
-    budget_s = float(os.environ.get("REAL_S", "150")) / len(STUDIES)
-    options = ConfirmOptions(
-        seconds=float(os.environ.get("SECONDS_RUN", "4")),
-        rounds=int(os.environ.get("ROUNDS", "2")),
-        budget_s=budget_s,
-        most_streams=int(os.environ.get("MOST_STREAMS", "100000")),
-    )
-    for name in STUDIES if "confirm" in parts else ():
+    real_s = float(os.environ.get("REAL_S", "150"))
+    for name, (finalists, share) in STUDIES.items() if "confirm" in parts else ():
         begun = time.perf_counter()
+        options = ConfirmOptions(
+            seconds=float(os.environ.get("SECONDS_RUN", "4")),
+            rounds=int(os.environ.get("ROUNDS", "2")),
+            finalists=finalists,
+            budget_s=share * real_s,
+            most_streams=int(os.environ.get("MOST_STREAMS", "100000")),
+        )
         try:
             print(f"== {name}", flush=True)
             print(confirm_study(out / name, host, options).data["headline"], flush=True)

@@ -16,7 +16,7 @@ for name in "${studies[@]}"; do mkdir -p "$out/$name"; cp "${STUDIES:-studies}/$
 search() { # name...: all at once, since none of them measures time
   local name pids=() sets=(); for name in ${SET:-}; do sets+=(--set "$name"); done
   for name in "$@"; do
-    timeout -k 5 "${SEARCH_S:-500}" python3 -m workbench tune "$out/$name" --costs "$costs" ${TRIALS:+--trials "$TRIALS"} "${sets[@]}" \
+    timeout -k 5 "${SEARCH_S:-500}" python3 -m workbench.cli tune "$out/$name" --costs "$costs" ${TRIALS:+--trials "$TRIALS"} "${sets[@]}" \
       >"$out/$name/search.log" 2>&1 &
     pids+=($!)
   done

@@ -85,16 +85,16 @@ class CostBook:
                 records.append(Record.load(path))
         return cls(records)
 
-    def fit(self, config: Config, searched: Collection[str] = ()) -> Config:
+    def fit(self, config: Config, searched: Collection[str] = (), stage: str = "step") -> Config:
         """The configuration with the measured value of every key that it leaves at its default.
 
-        searched: dotted keys that a study varies; they are taken as they are. Raises ConfigError where the configuration asks for
+        searched: dotted keys that a study varies; they are taken as they are; stage: of the rows that are needed. Raises ConfigError where the configuration asks for
         something that was not measured, or where several records would do.
         """
         strict = {key.removeprefix("asr.") for key in searched}
-        fits = [one for one in self.measured if not one.contradicts(config, strict)]
+        fits = [one for one in self.measured if stage in _stages(one) and not one.contradicts(config, strict)]
         if not fits:
-            raise self._unmeasured(config, strict)
+            raise self._unmeasured(config, strict, stage)
         most = max(one.agreements(config) for one in fits)
         best = [one for one in fits if one.agreements(config) == most]
         first = best[0].asr

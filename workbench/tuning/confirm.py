@@ -129,7 +129,7 @@ def confirm(result: StudyResult, host: LiveHost, options: ConfirmOptions | None 
             row = _row(spec, host, label, _at(entered[label], streams[label], number))
             rows.append({**row, "round": number + 1})
             host.say(f"  {spec.name}: {label}: {_told(spec, row)}")
-            if spec.finds_capacity and row["kept"] is False:
+            if spec.finds_capacity and row["kept"] is False:  # a tenth fewer from here on
                 streams[label] = max(1, int(streams[label] * STEP_DOWN))
     loaded = host.model(next(iter(entered.values())).asr)
     return Record(
@@ -154,7 +154,7 @@ def contestants(result: StudyResult, finalists: int) -> dict[str, Config]:
     others = [trial for trial in chosen_finalists(result, finalists) if trial is not result.best]
     trials = [("best", result.best), *((f"trial_{trial.number}", trial) for trial in others), (AGAIN, result.best)]
     for label, trial in trials:
-        if not trial.is_default:
+        if not trial.is_default or label == AGAIN:
             config = spec.at(result.default_config, trial.params)
             found[label] = (
                 _taken_to(config, result.confirmation.get(str(trial.number))) if spec.finds_capacity else config
@@ -188,7 +188,9 @@ def _at(config: Config, streams: int, number: int) -> Config:
 
 def _row(spec: StudySpec, host: LiveHost, label: str, config: Config) -> dict[str, Any]:
     """One run as a row; kept: whether it kept every limit that could be measured, None if nothing was measured."""
-    row: dict[str, Any] = {"label": label, "streams": config.load.streams, "kept": None, "why": ""}
+    row: dict[str, Any] = {"label": label, "kept": None, "why": ""}
+    if spec.offline is None:
+        row["streams"] = config.load.streams
     try:
         record, graphs = host.run(config, spec)
     except GeneratorLagged as lagged:
@@ -214,4 +216,5 @@ def _graphs(recognizer: Recognizer) -> dict[str, float]:
 def _told(spec: StudySpec, row: dict[str, Any]) -> str:
     wanted = [objective.number for objective in spec.objectives]
     numbers = ", ".join(f"{name} {row[name]:.4g}" for name in wanted if name in row)
-    return f"{row['streams']} streams, {numbers}{'; ' + row['why'] if row['why'] else ''}"
+    level = f"{row['streams']} streams" if "streams" in row else ""
+    return "; ".join(filter(None, [level, numbers, row["why"]]))

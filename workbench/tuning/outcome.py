@@ -84,7 +84,7 @@ class Outcome:
         data = {
             "study": result.spec.name,
             "title": result.spec.title,
-            "headline": headline(result, sections, runs),
+            "headline": headline(result, sections, _noise(result, runs)["live_again_difference_share"]),
             "objectives": [f"{o.direction} {o.number}" for o in result.spec.objectives],
             "limits": [f"95 % confidence bound of {c.describe()}" for c in result.spec.constraints],
             "load": _load(result),
@@ -196,27 +196,28 @@ def live_summary(result: StudyResult, live: Record | None) -> dict[str, dict[str
     return found
 
 
-def headline(result: StudyResult, sections: Mapping[str, Any], runs: Mapping[str, Any]) -> str:
-    """The finding in one sentence, by the real runs if there are any."""
+def headline(result: StudyResult, sections: Mapping[str, Any], noise: float | None) -> str:
+    """The finding in one sentence, by the real runs if there are any. noise: how far two equal real runs lie apart; no more is no difference."""
     number, best = result.spec.objectives[0].number, sections.get("best", {})
     if best.get("live") is None or number not in best["live"]:
         return f"On the digital twin: {result.headline}"
     against = []
     for name in ("default", *result.spec.compare):
         other = (sections[name] or {}).get("live") or {}
-        if not other.get("runs"):
-            continue
         share = _gain(result, other.get(number), best["live"][number])
-        broken = "" if other.get("keeps_limits") else ", which breaks a limit"
-        word = "less" if result.spec.objectives[0].direction == "minimise" else "more"
-        if share is not None:
-            against.append(
-                f"{share:+.1%} ({word} is better) against {name}'s {other[number]:.4g}{broken}".replace("+-", "-")
-            )
-    broken = "" if best["live"].get("keeps_limits") else ", but the bound of its runs breaks a limit"
-    return (
-        f"In real runs: {number} {best['live'][number]:.4g}{broken}; {'; '.join(against) or 'nothing to compare with'}"
-    )
+        if share is None or (result.best is result.default and name == "default"):
+            continue
+        less = (share > 0) == (result.spec.objectives[0].direction == "minimise")
+        broken = "" if other.get("keeps_limits") else " (which breaks a limit)"
+        if noise is not None and abs(share) <= noise:
+            against.append(f"no different from {name.replace('_', ' ')}'s {other[number]:.4g} within the noise{broken}")
+            continue
+        against.append(
+            f"{abs(share):.1%} {'less' if less else 'more'} than {name.replace('_', ' ')}'s {other[number]:.4g}{broken}"
+        )
+    broken = "" if best["live"].get("keeps_limits") else ", though the bound of its runs breaks a limit"
+    said = "no configuration was better than the default" if result.best is result.default else ""
+    return f"In real runs: {number} {best['live'][number]:.4g}{broken}: {', '.join(filter(None, [said, *against]))}"
 
 
 def gains(result: StudyResult, sections: Mapping[str, Any]) -> dict[str, Any]:
@@ -309,7 +310,7 @@ def _gain(result: StudyResult, other: float | None, best: float | None) -> float
 def _noise(result: StudyResult, runs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """A/A: how far two judgements of one configuration lie apart."""
     number = result.spec.objectives[0].number
-    first, again = (runs.get(label, {}).get(number) for label in ("best", AGAIN))
+    first, again = (runs.get(label, {}).get(number) for label in ("best" if "best" in runs else "default", AGAIN))
     live = abs(again / first - 1) if first and again is not None else None
     return {"twin_again_difference_share": result.again_share, "live_again_difference_share": live}
 

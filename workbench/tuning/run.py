@@ -78,7 +78,7 @@ def prepare(base: Config, study: str | Path, costs: Costs = None, overrides: Seq
     folder = Path(study) if Path(study).is_dir() else Path(study).parent
     book = CostBook.load(_costs(spec, folder, base, costs))
     _check_space(spec)
-    fitted = book.fit(spec.configure(base), spec.space)
+    fitted = book.fit(spec.configure(base), spec.space, "step" if spec.offline is None else OFFLINE)
     base = replace(
         base, **{f"asr.{key}": getattr(fitted.asr, key) for key in MATCHED if f"asr.{key}" not in spec.space}
     )
