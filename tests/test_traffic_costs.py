@@ -61,6 +61,7 @@ def test_a_step_slowed_in_traffic_costs_more_by_that_much(model, clips, lone, sl
     unseen, before = rows["steady", 2], next(r for r in lone.rows if (r["shape"], r["batch"]) == ("steady", 2))
     assert unseen["ms_p50"] == pytest.approx(before["ms_p50"] * costs.numbers["traffic_over_lone"], rel=1e-3)
     assert (costs.numbers["wake_us_per_item"] > 0) == (slots > 1)
+    assert costs.numbers["arrival_delay_us"] > 0
     assert CostTable.from_record(costs).wake_s == pytest.approx(1e-6 * costs.numbers["wake_us_per_item"])
 
 
@@ -78,10 +79,11 @@ def test_callers_of_one_batch_learn_of_it_one_after_the_other():
     config = load_config({"asr": {"batching": batching}, "load": load})
     schedule = build_schedule(config.load, StreamGeometry(56, 0), [32_000])
     p99 = []
-    for wake_us in (0.0, 500.0):
-        costs = CostTable.from_record(Record("costs", numbers={"wake_us_per_item": wake_us}, rows=rows))
+    for numbers in ({}, {"wake_us_per_item": 500.0}, {"arrival_delay_us": 700.0}):
+        costs = CostTable.from_record(Record("costs", numbers=numbers, rows=rows))
         p99.append(simulate(config, costs, schedule).numbers["latency_p99_ms"])
     assert p99[1] - p99[0] == pytest.approx(4 * 0.5)
+    assert p99[2] - p99[0] == pytest.approx(0.7)
 
 
 def test_the_twin_is_held_against_real_runs(model, clips, lone):

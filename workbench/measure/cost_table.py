@@ -62,14 +62,15 @@ class CostTable:
     """Milliseconds of one step: per shape the measured batch sizes (ascending) and, for each, a row of quantiles on an even grid.
 
     Shapes are the kinds of step `first`, `second`, `steady` and `cut`; mel_frames: what each was fed, where the record says so;
-    captures: what its CUDA graphs take, where that was measured; wake_s: seconds to tell one caller of a batch of its result, where a record
-    measured in traffic says so.
+    captures: what its CUDA graphs take, where that was measured; wake_s: seconds to tell one caller of a batch of its result, and arrival_s:
+    seconds from when a chunk is due until an idle worker begins with it, where a record measured in traffic says so.
     """
 
     curves: dict[str, tuple[tuple[int, ...], Floats]]
     mel_frames: dict[str, int]
     captures: Captures | None = None
     wake_s: float = 0.0
+    arrival_s: float = 0.0
 
     @classmethod
     def from_record(cls, record: Record, stage: str = STAGE) -> CostTable:
@@ -92,8 +93,10 @@ class CostTable:
             stages = sorted({str(row.get("stage")) for row in record.rows})
             raise RecordError(f"costs: no rows of stage {stage!r}; the record has {', '.join(stages) or 'no rows'}")
         curves = {s: (tuple(sorted(b)), np.stack([b[size] for size in sorted(b)])) for s, b in found.items()}
-        wake_s = 1e-6 * float(record.numbers.get("wake_us_per_item", 0.0))
-        return cls(curves, mel_frames, Captures.from_rows(record.rows), wake_s)
+        wake_s, arrival_s = (
+            1e-6 * float(record.numbers.get(name, 0.0)) for name in ("wake_us_per_item", "arrival_delay_us")
+        )
+        return cls(curves, mel_frames, Captures.from_rows(record.rows), wake_s, arrival_s)
 
     def shape_for(self, key: StepKey) -> str:
         """The measured shape that stands for a key: its kind of step, else `steady`, else whatever was measured."""

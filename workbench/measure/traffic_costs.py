@@ -5,7 +5,8 @@
 
 Why: beside live traffic a step costs more than in a loop that does nothing else. The load generator and the callers that are woken want the
 interpreter and, on a CPU, the caches and cores; between batches lie the settling of results and the wake-up of callers. Here the workers' own
-times are taken while real runs play. Sizes seen often enough replace the row of the lone loop; the others are scaled by the same factor.
+times are taken while real runs play. Sizes seen often enough replace the row of the lone loop; the others are scaled by the same factor. Also taken:
+how long after it was due a chunk reaches an idle worker (`arrival_delay_us`: the generator's and the threads' waking up), and what telling one caller takes.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Times = tuple[float, float, float, float]
 def traffic_costs(
     recognizer: Recognizer, clips: Sequence[Samples], lone: Record, loads: Sequence[LoadConfig]
 ) -> Record:
-    """Play `loads` and return `lone` (a record of kind `costs`) corrected; `numbers` has `traffic_over_lone` and `wake_us_per_item`.
+    """Play `loads` and return `lone` (a record of kind `costs`) corrected; `numbers` has `traffic_over_lone`, `arrival_delay_us` and `wake_us_per_item`.
 
     A load that was not carried or whose generator lagged still tells what its batches cost. Raises ConfigError without batching or where no
     size was seen often enough.
@@ -44,9 +45,10 @@ def traffic_costs(
     try:
         for load in loads:
             try:
-                run_paced(recognizer, clips, load, options=PacedOptions(compare=False))
+                record = run_paced(recognizer, clips, load, options=PacedOptions(compare=False))
             except (GeneratorLagged, LoadNotCarried):
                 continue
+            watch.sent_late_s.append(1e-3 * record.numbers["generator_late_p50_ms"])
     finally:
         recognizer.pipeline.workers.watch = None
     return _corrected(lone, watch)
@@ -58,11 +60,14 @@ class _Watch:
     def __init__(self, recognizer: Recognizer) -> None:
         geometry = recognizer.loaded.geometry
         assert recognizer.pipeline is not None
-        self._ladder, self._alone = recognizer.stage.encoder.ladder, recognizer.pipeline.workers.slots == 1
+        self._ladder, self.alone = recognizer.stage.encoder.ladder, recognizer.pipeline.workers.slots == 1
         # Where steady and second chunks have one shape they share batches, and the table calls them steady.
         self._kinds = {geometry.chunk(number).input_mel_frames: kind for number, kind in ((1, "second"), (2, "steady"))}
         self.busy_s: dict[tuple[str, int], list[float]] = {}
         self.wake_s: list[float] = []
+        self.start_s: list[float] = []
+        self.sent_late_s: list[float] = []
+        self._free_at = float("inf")
 
     def __call__(self, lane: str, batch: Any, times: Times) -> None:
         if lane != "step":
@@ -73,8 +78,12 @@ class _Watch:
         if self._ladder is not None and key.drop_encoded:
             size = bucket_for(size, self._ladder)
         # With one thread the next batch waits for the wake-ups, with several it does not.
-        self.busy_s.setdefault((kind, size), []).append((thread_free if self._alone else lane_free) - begun)
+        self.busy_s.setdefault((kind, size), []).append((thread_free if self.alone else lane_free) - begun)
         self.wake_s.append((thread_free - lane_free) / len(batch.items))
+        arrived = batch.formed_at - batch.waited_s[0]
+        if batch.reason == "drain" and arrived > self._free_at:  # the worker was idle
+            self.start_s.append(begun - arrived)
+        self._free_at = thread_free
 
 
 def _corrected(lone: Record, watch: _Watch) -> Record:
@@ -87,12 +96,18 @@ def _corrected(lone: Record, watch: _Watch) -> Record:
     rows = [_scaled(row, factor) for row in lone.rows if (row.get("shape"), row.get("batch")) not in seen]
     frames = {row["shape"]: row["mel_frames"] for row in lone.rows if "mel_frames" in row}
     rows += [_seen(shape, batch, ms, frames) for (shape, batch), ms in sorted(seen.items()) if shape in frames]
-    wake_us = 0.0 if watch._alone else float(np.median(watch.wake_s)) * 1e6
+    wake_us = 0.0 if watch.alone else float(np.median(watch.wake_s)) * 1e6
+    delay_us = sum(float(np.median(late)) * 1e6 for late in (watch.start_s, watch.sent_late_s) if late)
     note = f"costs in traffic: {len(seen)} of {len(rows)} rows from the workers of paced runs, the others those of a lone loop × {factor:.2f}"
     return dataclasses.replace(
         lone,
         rows=rows,
-        numbers={**lone.numbers, "traffic_over_lone": factor, "wake_us_per_item": wake_us},
+        numbers={
+            **lone.numbers,
+            "traffic_over_lone": factor,
+            "arrival_delay_us": delay_us,
+            "wake_us_per_item": wake_us,
+        },
         notes=[*lone.notes, note],
     )
 

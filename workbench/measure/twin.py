@@ -119,8 +119,7 @@ class _Worker:
         self.busy_s = 0.0
         self.extrapolated = 0
         self.padded_rows = 0
-        self.wake_s = costs.wake_s
-        self._costs, self._ladder = costs, ladder
+        self.costs, self._ladder = costs, ladder
         self._rng = np.random.default_rng((seed, 1))
         self._draws: list[float] = []
         self._known: dict[tuple[Any, int], tuple[list[float], bool, int]] = {}
@@ -129,9 +128,9 @@ class _Worker:
         """Seconds of one batch."""
         found = self._known.get((key, batch))
         if found is None:
-            shape, size = self._costs.shape_for(key), self._padded_size(key, batch)
-            spread_s = (self._costs.quantiles_ms(shape, size) * 1e-3).tolist()
-            found = self._known[key, batch] = (spread_s, not self._costs.covers(shape, size), size - batch)
+            shape, size = self.costs.shape_for(key), self._padded_size(key, batch)
+            spread_s = (self.costs.quantiles_ms(shape, size) * 1e-3).tolist()
+            found = self._known[key, batch] = (spread_s, not self.costs.covers(shape, size), size - batch)
         if not self._draws:
             self._draws = self._rng.random(_DRAWS).tolist()
         spread, beyond, padding = found
@@ -211,7 +210,7 @@ class _Run:
         self.now = 0.0
         self.completed_s: list[float] = [math.nan] * len(schedule)
         self._batcher, self._worker, self._barrier = batcher, worker, barrier
-        self._wake_s = worker.wake_s
+        self._arrival_s, self._wake_s = worker.costs.arrival_s, worker.costs.wake_s
         # Batched, the end of an utterance leaves without waiting for company, as it does live.
         self._cohort = np.where(schedule.final & (cohort is not None), 1, cohort or 0).tolist()
         self._due_s: list[float] = schedule.due_s.tolist()
@@ -297,7 +296,8 @@ class _Run:
         self._batcher.finish(batch, now)
         completed, busy, backlogs = self.completed_s, self._busy, self._backlog
         for position, row in enumerate(batch.items, 1):
-            completed[row] = now + position * self._wake_s  # callers learn of it one after the other
+            # Everything runs `arrival_s` behind the load; callers learn of the results one after the other.
+            completed[row] = now + self._arrival_s + position * self._wake_s
             utterance = self._utterance[row]
             busy[utterance] = False
             if utterance in backlogs:

@@ -11,12 +11,13 @@ the uncorrected costs would have given stands beside it. A real run whose genera
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from workbench.config import Config, replace, to_dict
+from workbench.config import Config, load_config, replace, to_dict
 from workbench.errors import GeneratorLagged, LoadNotCarried, RecordError
 from workbench.measure.capacity_engines import still_collector
 from workbench.measure.cost_table import CostTable
@@ -73,7 +74,24 @@ def check_configured(config: Config, check: TwinCheck, batches: Sequence[int], r
     ):
         recognizer.warm_up()
         costs = measure_costs(recognizer, clips, batches, repeats, progress, kinds=("first", "second", "steady"))
-    return check_twin(loaded, config, costs, clips, check, lambda line: print(line, file=sys.stderr, flush=True))
+    record = check_twin(loaded, config, costs, clips, check, lambda line: print(line, file=sys.stderr, flush=True))
+    record.numbers["twin_1000_streams_60_s_took_s"] = _simulation_s(loaded, clips)
+    return record
+
+
+def _simulation_s(loaded: LoadedModel, clips: Sequence[Samples]) -> float:
+    """Seconds to simulate 1,000 streams of 60 s, the schedule included, with a step that keeps the worker half busy."""
+    half_ms = loaded.geometry.chunk_ms / 2
+    rows = [
+        {"stage": "step", "batch": n, "shape": "steady", "ms_p50": ms, "ms_p95": ms}
+        for n, ms in ((1, 5.0), (1000, half_ms))
+    ]
+    batching = {"enabled": True, "max_queue_delay_us": 0, "max_queue_depth": 65536, "state_arena_slots": 2000}
+    config = load_config({"asr": {"batching": batching}, "load": {"streams": 1000, "seconds": 60.0}})
+    start_s = time.perf_counter()
+    schedule = build_schedule(config.load, loaded.geometry, [clip.size for clip in clips])
+    simulate(config, CostTable.from_record(Record("costs", rows=rows)), schedule)
+    return time.perf_counter() - start_s
 
 
 def check_twin(
@@ -120,7 +138,7 @@ def check_twin(
             "compared": len(compared),
             "seconds": check.seconds,
             "chunk_ms": loaded.geometry.chunk_ms,
-            **{name: corrected.numbers[name] for name in ("traffic_over_lone", "wake_us_per_item")},
+            **{name: corrected.numbers[name] for name in ("traffic_over_lone", "arrival_delay_us", "wake_us_per_item")},
         },
         counters={"costs": corrected.rows},
         notes=notes,
@@ -169,6 +187,7 @@ def _pair(
         "batch_mean_real": (real.counters["items"] - before["items"]) / max(1, batches),
         "batch_mean_twin": twin.counters["batch_size_mean_items"],
         "busy_share_twin": twin.numbers["busy_share"],
+        "generator_late_p50_ms": real.numbers["generator_late_p50_ms"],
     }
     for name in POINTS:
         measured, simulated = real.numbers[name], twin.numbers[name]
