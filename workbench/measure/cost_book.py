@@ -29,7 +29,7 @@ MATCHED = ("model", "att_context_size", "dtype", "cuda_graphs", "pipeline", "max
 
 @dataclass(frozen=True)
 class Measured:
-    """One cost record and the values of the keys that it stands for."""
+    """One cost record and the values of the keys that it stands for; of a key that is younger than the record, the default."""
 
     record: Record
     asr: dict[str, Any]
@@ -41,8 +41,9 @@ class Measured:
         if record.kind != "costs":
             raise RecordError(f"got a record of kind {record.kind!r}; a cost table is one of kind 'costs'")
         geometry = geometry_of(record)
-        asr = {**record.config.get("asr", {}), "att_context_size": [geometry.left_frames, geometry.right_frames]}
-        return cls(record, {key: asr[key] for key in MATCHED if key in asr}, geometry)
+        asr, default = record.config.get("asr", {}), AsrConfig()
+        stands_for = {key: asr.get(key, _plain(getattr(default, key))) for key in MATCHED}
+        return cls(record, {**stands_for, "att_context_size": [geometry.left_frames, geometry.right_frames]}, geometry)
 
     def contradicts(self, config: Config, strict: Collection[str]) -> list[str]:
         """Keys that the configuration asks otherwise; one left at its default asks for nothing, unless it is named in `strict`."""
