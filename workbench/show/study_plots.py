@@ -63,8 +63,13 @@ def parameter_slices(study: Record) -> Figure:
     name, _ = _objective(study)
     finished = [row for row in _finished(study) if row["duplicate_of"] is None]
     keys, top = list(study.counters["space"]), _ceiling(study, name, finished)
-    figure = Figure(figsize=(max(5.0, 4.8 * len(keys)), 3.6), layout="constrained")
-    panels = np.atleast_1d(figure.subplots(1, len(keys), sharey=True))
+    columns = min(len(keys), 2)
+    rows_of_panels = -(-len(keys) // columns)
+    figure = Figure(figsize=(max(5.0, 4.8 * columns), 3.6 * rows_of_panels), layout="constrained")
+    grid = figure.subplots(rows_of_panels, columns, sharey=True, squeeze=False)
+    panels = grid.flat[: len(keys)]
+    for unused in grid.flat[len(keys) :]:
+        unused.set_visible(False)
     marks = (
         ("default", study.numbers["default_trial"], {"marker": "s", "s": 60, "color": DEFAULT}),
         ("best", study.numbers["best_trial"], {"marker": "*", "s": 150, "color": BEST}),
@@ -87,7 +92,8 @@ def parameter_slices(study: Record) -> Figure:
                 place, height = _place(options, row["params"][key]), min(row["values"][name], top)
                 axes.scatter([place], [height], label=label, zorder=3, **mark)
         axes.set_xlabel(_short(key) + (", sizes in it" if "subset" in options else ""))
-    panels[0].set_ylabel(title(name))
+    for first in grid[:, 0]:
+        first.set_ylabel(title(name))
     figure.legend(
         *panels[0].get_legend_handles_labels(), loc="outside upper center", frameon=False, fontsize=8, ncols=4
     )
@@ -126,6 +132,8 @@ def contour(study: Record, axes: Axes | None = None) -> Figure:
     scaled = [np.log2(axis) if options.get("log") else axis for axis, options in zip(places, spaces, strict=True)]
     spans = [np.ptp(axis) or 1.0 for axis in scaled]
     heights = np.asarray([row["values"][name] for row in rows])
+    if np.ptp(heights) <= 1e-9 * abs(heights).max():
+        raise RecordError(f"study: {name} was the same in every trial")
     top = float(np.quantile(heights, 0.9))
     triangles = Triangulation(scaled[0] / spans[0], scaled[1] / spans[1])
     drawn = Triangulation(places[0], places[1], triangles.triangles)

@@ -213,7 +213,7 @@ def headline(result: StudyResult, sections: Mapping[str, Any], noise: float | No
             against.append(f"no different from {name.replace('_', ' ')}'s {other[number]:.4g} within the noise{broken}")
             continue
         against.append(
-            f"{abs(share):.1%} {'less' if less else 'more'} than {name.replace('_', ' ')}'s {other[number]:.4g}{broken}"
+            f"{abs(share) * 100:.1f} % {'less' if less else 'more'} than {name.replace('_', ' ')}'s {other[number]:.4g}{broken}"
         )
     broken = "" if best["live"].get("keeps_limits") else ", though the bound of its runs breaks a limit"
     said = "no configuration was better than the default" if result.best is result.default else ""

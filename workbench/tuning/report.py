@@ -103,8 +103,10 @@ def write_report(path: str | Path, report: Report) -> Path:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(cell=cell_text, picture=_picture, anchor=_anchor, flat=_flat)
-    environment.tests.update(words=lambda value: isinstance(value, Words), numeric=_numeric)
+    environment.filters.update(
+        numeric_columns=_numeric_columns, cell=cell_text, picture=_picture, anchor=_anchor, flat=_flat
+    )
+    environment.tests.update(words=lambda value: isinstance(value, Words))
     text = environment.get_template(TEMPLATE).render(report=report)
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -182,6 +184,11 @@ def _flat(mapping: Mapping[str, Any]) -> list[tuple[str, str]]:
         else:
             out.append((key, cell_text(value)))
     return out
+
+
+def _numeric_columns(table: Table) -> list[bool]:
+    """Per column whether it holds numbers, apart from dashes, truth values and the like."""
+    return [any(_numeric(row[place]) for row in table.rows) for place in range(len(table.columns))]
 
 
 def _numeric(value: Any) -> bool:

@@ -298,7 +298,7 @@ def _explained(places: Any, heights: Any) -> float:
         groups = np.unique(np.searchsorted(edges, places, side="right"), return_inverse=True)[1]
     counts = np.bincount(groups)
     whole = float(((heights - heights.mean()) ** 2).sum())
-    if whole == 0 or counts.size == 1 or counts.size == heights.size:
+    if whole <= 1e-18 * heights.size * float(np.max(heights**2)) or counts.size == 1 or counts.size == heights.size:
         return 0.0
     means = np.bincount(groups, heights) / counts
     between = float((counts * (means - heights.mean()) ** 2).sum()) / whole
