@@ -19,6 +19,7 @@ Objectives and constraints name entries of a record's `numbers`, so anything mea
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -141,7 +142,7 @@ class StudySpec:
 
     def overridden(self, overrides: Iterable[str]) -> StudySpec:
         """The study with `dotted.key=value` laid over its `base:`: the command line has the last word."""
-        base = _laid_over({}, self.base)
+        base = copy.deepcopy(self.base)
         for text in overrides:
             override(base, text)
         return dataclasses.replace(self, base=base)
