@@ -4,10 +4,12 @@
     engine.warm_up()
     out = engine.step(rows, blocks, mel_frames, kind)      # rows [B], blocks [B, S], true mel frames [B], kind: mel frames fed, frames dropped
     out.labels[n, : out.counts[n]], out.frames[n, : out.counts[n]]
+    flight = engine.start(rows, blocks, mel_frames, kind)  # the same in two halves: other work may be done until flight.ready()
+    out = engine.finish(flight)
 
 Front end, resident encoder, language prompt, joint's projection and the first decoding rounds are captured together per kind and batch size;
-a batch is padded up to the next size with the scratch row. Rows that emit more labels than the rounds in the graph ask for further ones. Where
-there is no CUDA the same code runs without capture.
+a batch is padded up to the next size with the scratch row. A first chunk makes its rows fresh before anything else, whatever they held. Rows
+that emit more labels than the rounds in the graph ask for further ones. Where there is no CUDA the same code runs without capture.
 
 One thread at a time may call it. Shapes: B batch, S samples of a chunk with its history, T encoder frames, cap = T * max_symbols.
 """
@@ -42,6 +44,17 @@ class StepLabels:
     counts: Ints
     labels: Ints
     frames: Ints
+
+
+class Flight:
+    """A step under way; `ready` says whether `ResidentEngine.finish` would have to wait."""
+
+    def __init__(self, call: _Captured, batch: int) -> None:
+        self.call, self.batch = call, batch
+
+    def ready(self) -> bool:
+        """Whether the device is done with the rounds asked for so far."""
+        return self.call.ready()
 
 
 class ResidentEngine:
@@ -81,7 +94,7 @@ class ResidentEngine:
 
     @torch.inference_mode()
     def reset(self, rows: Sequence[int] | NDArray[np.int64]) -> None:
-        """Make rows fresh for new streams."""
+        """Make rows fresh for new streams; a first chunk does that itself."""
         index = torch.as_tensor(rows, dtype=torch.int64).to(self.device)
         self.encoder.reset(index)
         self.decoder.reset(index)
@@ -103,18 +116,43 @@ class ResidentEngine:
         prompts: NDArray[np.int64] | None = None,
     ) -> StepLabels:
         """One chunk of each row (all different); at most the ladder's last size. What lies behind `mel_frames` must be zeros."""
+        return self.finish(self.start(rows, blocks, mel_frames, kind, prompts))
+
+    @torch.inference_mode()
+    def start(
+        self,
+        rows: NDArray[np.int64],
+        blocks: NDArray[np.float32] | torch.Tensor,
+        mel_frames: NDArray[np.int64],
+        kind: Kind,
+        prompts: NDArray[np.int64] | None = None,
+    ) -> Flight:
+        """Begin what `step` does; one flight at a time. A part of `staging` as `blocks` is copied from where it lies and must stay as it is until
+        the flight is finished."""
         batch = len(rows)
         size = bucket_for(batch, self.ladder)
         self.padded_rows += size - batch
         call = self._graph(kind, size)
         call.fill(batch, rows, blocks, mel_frames, prompts)
-        packed = call.run()
-        while packed[:batch, 1].any():
+        call.run()
+        return Flight(call, batch)
+
+    @torch.inference_mode()
+    def finish(self, flight: Flight) -> StepLabels:
+        """Wait for a flight, and for the further rounds that its rows ask for."""
+        packed = flight.call.result()
+        while packed[: flight.batch, 1].any():
             self.extra_rounds += 1
-            packed = call.run_more()
+            flight.call.run_more()
+            packed = flight.call.result()
         cap = (packed.shape[1] - 2) // 2
-        found = packed[:batch]
+        found = packed[: flight.batch].copy()
         return StepLabels(found[:, 0], found[:, 2 : 2 + cap], found[:, 2 + cap :])
+
+    def staging(self, kind: Kind) -> torch.Tensor:
+        """Host memory [the ladder's last size, S] from which blocks of this kind reach the device without another copy."""
+        pinned = self.device.type == "cuda"
+        return torch.zeros(self.ladder[-1], self.block_samples(kind), pin_memory=pinned)
 
     def _graph(self, kind: Kind, size: int) -> _Captured:
         found = self._graphs.get((kind, size))
@@ -126,6 +164,9 @@ class ResidentEngine:
 
     def _compute(self, inputs: _Inputs, kind: Kind) -> tuple[Work, torch.Tensor]:
         """From samples to the packed labels of the first rounds."""
+        if kind[1] == 0:  # only a first chunk drops nothing
+            self.encoder.reset(inputs.rows)
+            self.decoder.reset(inputs.rows)
         mel_BFM = self.frontend(inputs.blocks).to(self.dtype)
         seen = torch.arange(mel_BFM.size(2), device=self.device) < inputs.mel_frames[:, None]
         mel_BFM = torch.where(seen[:, None], mel_BFM, 0.0)
@@ -147,12 +188,22 @@ class ResidentEngine:
 
 @dataclass(frozen=True)
 class _Inputs:
-    """Device inputs of one captured size, and their pinned twins on the host."""
+    """Inputs of one captured size, on the device or pinned on the host: blocks [size, S] and, in one piece, rows, mel frames and prompts."""
 
     blocks: torch.Tensor
-    rows: torch.Tensor
-    mel_frames: torch.Tensor
-    prompts: torch.Tensor
+    numbers: torch.Tensor  # [3, size]
+
+    @property
+    def rows(self) -> torch.Tensor:
+        return self.numbers[0]
+
+    @property
+    def mel_frames(self) -> torch.Tensor:
+        return self.numbers[1]
+
+    @property
+    def prompts(self) -> torch.Tensor:
+        return self.numbers[2]
 
 
 class _Captured:
@@ -171,43 +222,54 @@ class _Captured:
 
     def fill(self, batch: int, rows: Any, blocks: Any, mel_frames: Any, prompts: Any) -> None:
         """Put a batch into the inputs; the rest points at the scratch row."""
-        host = self._host
-        host.rows[:batch] = torch.from_numpy(rows)
-        host.rows[batch:] = self._scratch
-        host.blocks[:batch] = torch.from_numpy(blocks)
-        host.mel_frames[:batch] = torch.from_numpy(mel_frames)
-        host.mel_frames[batch:] = self.kind[0]
-        host.prompts[:batch] = 0 if prompts is None else torch.from_numpy(prompts)
-        if host is not self._device:
-            for name in ("rows", "blocks", "mel_frames", "prompts"):
-                getattr(self._device, name).copy_(getattr(host, name), non_blocking=True)
+        host, device = self._host, self._device
+        numbers = host.numbers.numpy()
+        numbers[0, :batch], numbers[0, batch:] = rows, self._scratch
+        numbers[1, :batch], numbers[1, batch:] = mel_frames, self.kind[0]
+        numbers[2, :batch] = 0 if prompts is None else prompts
+        if host is device:
+            device.blocks[:batch] = torch.as_tensor(blocks)
+            return
+        if not isinstance(blocks, torch.Tensor):
+            host.blocks[:batch] = torch.from_numpy(blocks)
+            blocks = host.blocks[:batch]
+        device.numbers.copy_(host.numbers, non_blocking=True)
+        device.blocks[:batch].copy_(blocks, non_blocking=True)
 
-    def run(self) -> Ints:
-        """The packed result of the first rounds, on the host."""
+    def run(self) -> None:
+        """Start the first rounds."""
         if self.graph is None:
             self._work, self._packed = self.engine._compute(self._device, self.kind)
-        else:
-            self.graph.replay()
-        return self._fetch()
+            return
+        self.graph.replay()
+        self._fetch()
 
-    def run_more(self) -> Ints:
-        """The packed result after further rounds."""
+    def run_more(self) -> None:
+        """Start further rounds."""
         if self._more is None:
             self._rounds()
-        else:
-            self._more.replay()
-        return self._fetch()
+            return
+        self._more.replay()
+        self._fetch()
+
+    def ready(self) -> bool:
+        """Whether the result is there."""
+        return self.graph is None or bool(self._fetched.query())
+
+    def result(self) -> Ints:
+        """The packed result so far, on the host; overwritten by the next run of this size."""
+        if self.graph is None:
+            return self._packed.numpy()
+        self._fetched.synchronize()
+        return self._result.numpy()
 
     def _rounds(self) -> None:
         self.engine.decoder.rounds(self._work, SPARE_ROUNDS + 1)
         self._packed = self.engine.decoder.end(self._work)
 
-    def _fetch(self) -> Ints:
-        if self.graph is None:
-            return self._packed.numpy()
+    def _fetch(self) -> None:
         self._result.copy_(self._packed_out, non_blocking=True)
-        torch.cuda.current_stream(self.engine.device).synchronize()
-        return self._result.numpy()
+        self._fetched.record(torch.cuda.current_stream(self.engine.device))
 
     def _capture(self) -> None:
         """Warm up on a side stream on the scratch row, then capture; further rounds are a graph of their own over the same tensors."""
@@ -234,17 +296,15 @@ class _Captured:
                 place.copy_(value)
             self._packed_out.copy_(self._packed)
         self._result = torch.empty_like(self._packed_out, device="cpu", pin_memory=True)
+        self._fetched = torch.cuda.Event()
         del self._work, self._packed
 
     def _buffers(self, size: int, device: torch.device, pinned: bool) -> _Inputs:
         where: dict[str, Any] = {"device": device, "pin_memory": pinned}
         kind, engine = self.kind, self.engine
-        return _Inputs(
-            blocks=torch.zeros(size, engine.block_samples(kind), **where),
-            rows=torch.full((size,), engine.encoder.scratch, dtype=torch.int64, **where),
-            mel_frames=torch.full((size,), kind[0], dtype=torch.int64, **where),
-            prompts=torch.zeros(size, dtype=torch.int64, **where),
-        )
+        numbers = torch.zeros(3, size, dtype=torch.int64, **where)
+        numbers[0], numbers[1] = engine.encoder.scratch, kind[0]
+        return _Inputs(torch.zeros(size, engine.block_samples(kind), **where), numbers)
 
 
 def _carried(work: Work) -> list[torch.Tensor]:
