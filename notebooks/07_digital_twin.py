@@ -118,7 +118,7 @@ h200 = Record.load("../studies/h200/graphed_step.json")
 rows = [row for row in h200.rows if row["context"] == [56, 0] and row["dtype"] == "float32"]
 streams = (8, 32, 64, 96, 128, 192, 256, 320)
 load = LoadConfig(streams=8, seconds=6.0)
-batching = {"enabled": True, "max_batch_size": 32, "max_queue_delay_us": 0, "state_arena_slots": 512}
+batching = {"enabled": True, "max_batch_size": 32, "max_queue_delay_us": 0, "state_arena_slots": 640}
 base = replace(Config(load=load), **{f"asr.batching.{key}": value for key, value in batching.items()})
 p95_ms = {}
 for kind in ("eager", "graphed"):

@@ -505,7 +505,7 @@ def twin(
 ) -> None:
     """Simulate live traffic with measured step costs.
 
-    Example: `workbench twin runs/costs.json -s load.streams=200 -s load.seconds=60 -s asr.batching.enabled=true`
+    Example: `workbench twin runs/costs.json -s load.streams=200 -s asr.batching.enabled=true -s asr.batching.state_arena_slots=400`
     """
     from workbench.tuning.run import simulate_configured
 
