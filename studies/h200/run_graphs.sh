@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that the graphed encoder step claims on a GPU, each part under a time limit, going on after a failure.
+# Everything that the graphed and the resident step claim on a GPU, each part under a time limit, going on after a failure.
 # Usage, in the repository root with the project importable:  bash studies/h200/run_graphs.sh OUT [tests mixed sanitizer table]
 # Writes logs and records to OUT. With two GPUs the two-GPU tests run as well.
 set -uo pipefail
@@ -14,7 +14,9 @@ part() { # name limit_s command...
 }
 # Several processes, since an illegal access ends a CUDA process; together, since none of them measures time.
 jobs=("test_decoder_beside_graphs.py" "test_graphed_equality.py:not large_gpu" "test_graphed_equality.py:large_gpu"
-  "test_graphed_safety.py:not compile" "test_graphed_safety.py:compile" "test_graphed_two_gpus.py")
+  "test_graphed_safety.py:not compile" "test_graphed_safety.py:compile" "test_graphed_two_gpus.py"
+  "test_pipelines_gpu.py:rnnt and not 320ms" "test_pipelines_gpu.py:320ms" "test_pipelines_gpu.py:not rnnt"
+  "test_resident_gpu.py:equals_nemo" "test_resident_gpu.py:crowd or bitwise" "test_resident_gpu.py:ten_thousand")
 all_tests() {
   local number file select status=0 pids=()
   for number in "${!jobs[@]}"; do

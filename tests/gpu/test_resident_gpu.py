@@ -79,7 +79,7 @@ def test_a_crowd_of_graphed_steps_equals_each_stream_alone(kind):
     different = [n for n in range(32) if found[n] != expected[n]]
     # Another batch size may choose another kernel, whose rounding may tip a near tie: that is no crosstalk, but it must stay rare.
     assert len(different) <= 1, [(found[n], expected[n]) for n in different[:2]]
-    assert engine.captured == captured and engine.padded_rows > 0 and steps > 100
+    assert engine.captured == captured and engine.padded_rows > 0 and steps > 60
 
 
 @pytest.mark.slow

@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from workbench.encoder.narrow import MOST_ROWS as MOST_NARROW_ROWS
-from workbench.encoder.narrow import linear_residual, norm_linear
+from workbench.encoder.narrow import launch_options, linear_residual, norm_linear
+from workbench.encoder.subsampling import subsampling
 
 if TYPE_CHECKING:
-    from workbench.encoder.resident import Norm, StepFrame
+    from workbench.encoder.resident import Norm, Relative, StepFrame
 
 
 __all__ = [
@@ -32,6 +34,7 @@ __all__ = [
     "norm_linear",
     "residual_norm",
     "residual_two_norms",
+    "subsampling",
 ]
 
 
@@ -46,19 +49,22 @@ def _normalised(x, inside, width, weight, bias, eps):
 @triton.jit
 def _residual_norms_kernel(
     residual_ptr, branch_ptr, sum_ptr, out_ptr, w1_ptr, b1_ptr, w2_ptr, b2_ptr, factor, eps1, eps2, width,
-    MODE: tl.constexpr, BLOCK: tl.constexpr,
+    MODE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     # MODE 0: out = norm1(residual); 1: sum = residual + factor * branch, out = norm1(sum); 2: sum = norm1(that), out = norm2(sum); 3: out = sum.
     row = tl.program_id(0).to(tl.int64) * width
     column = tl.arange(0, BLOCK)
     inside = column < width
+    w1 = tl.load(w1_ptr + column, mask=inside, other=0.0)
+    b1 = tl.load(b1_ptr + column, mask=inside, other=0.0)
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
     x = tl.load(residual_ptr + row + column, mask=inside, other=0.0).to(tl.float32)
     if MODE > 0:
         x += factor * tl.load(branch_ptr + row + column, mask=inside, other=0.0).to(tl.float32)
     if MODE == 1:
         tl.store(sum_ptr + row + column, x, mask=inside)
-    w1 = tl.load(w1_ptr + column, mask=inside, other=0.0)
-    b1 = tl.load(b1_ptr + column, mask=inside, other=0.0)
     y = _normalised(x, inside, width, w1, b1, eps1)
     if MODE >= 2:
         tl.store(sum_ptr + row + column, y, mask=inside)
@@ -101,14 +107,14 @@ def _launch_norms(
     block = triton.next_power_of_2(width)
     _residual_norms_kernel[(residual.numel() // width,)](
         residual, branch, total, out, first.weight, first.bias, second.weight, second.bias, factor, first.eps, second.eps, width,
-        MODE=mode, BLOCK=block, num_warps=4,
+        MODE=mode, BLOCK=block, num_warps=4, **launch_options(),
     )  # fmt: skip
 
 
 @triton.jit
 def _attention_one_kernel(
     qkv_ptr, kv_ptr, rows_ptr, start_ptr, valid_ptr, positions_ptr, u_ptr, v_ptr, out_ptr,
-    scale, left, width, head_width, kv_row, LEFT_BLOCK: tl.constexpr, HEAD_BLOCK: tl.constexpr,
+    scale, left, width, head_width, kv_row, LEFT_BLOCK: tl.constexpr, HEAD_BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     # One new frame: scores are sums over the head, no matrix unit needed. Program (row of the batch, head).
     b, head = tl.program_id(0), tl.program_id(1)
@@ -119,12 +125,6 @@ def _attention_one_kernel(
     start = tl.load(start_ptr + b)
     valid = tl.load(valid_ptr + b)
     ring = kv_ptr + tl.load(rows_ptr + b) * kv_row
-    new = qkv_ptr + b.to(tl.int64) * 3 * width + column
-    q = tl.load(new, mask=in_head, other=0.0).to(tl.float32)
-    k_new = tl.load(new + width, mask=in_head, other=0.0)
-    v_new = tl.load(new + 2 * width, mask=in_head, other=0.0)
-    q_u = q + tl.load(u_ptr + column, mask=in_head, other=0.0)
-    q_v = q + tl.load(v_ptr + column, mask=in_head, other=0.0)
 
     # Old key j is frame start - left + j at distance left - j, entry keys - 1 - distance = j of the table.
     j = tl.arange(0, LEFT_BLOCK)
@@ -136,17 +136,27 @@ def _attention_one_kernel(
     place = tl.load(
         table + j[:, None] * head_width + k[None, :], mask=(j < left)[:, None] & in_head[None, :], other=0.0
     )
+    place_new = tl.load(table + left * head_width + k, mask=in_head, other=0.0).to(tl.float32)
     key = tl.load(ring + at, mask=mask, other=0.0)
+    value = tl.load(ring + keys * width + at, mask=mask, other=0.0)
+    u = tl.load(u_ptr + column, mask=in_head, other=0.0)
+    v = tl.load(v_ptr + column, mask=in_head, other=0.0)
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    new = qkv_ptr + b.to(tl.int64) * 3 * width + column
+    q = tl.load(new, mask=in_head, other=0.0).to(tl.float32)
+    k_new = tl.load(new + width, mask=in_head, other=0.0)
+    v_new = tl.load(new + 2 * width, mask=in_head, other=0.0)
+    q_u, q_v = q + u, q + v
     score = tl.sum(key.to(tl.float32) * q_u[None, :] + place.to(tl.float32) * q_v[None, :], axis=1) * scale
     score = tl.where(old, score, float("-inf"))
-    place_new = tl.load(table + left * head_width + k, mask=in_head, other=0.0).to(tl.float32)
     score_new = tl.sum(k_new.to(tl.float32) * q_u + place_new * q_v, axis=0) * scale
     score_new = tl.where(valid > 0, score_new, float("-inf"))
     top = tl.maximum(tl.max(score, axis=0), score_new)
     top = tl.where(top == float("-inf"), 0.0, top)
     weight = tl.exp(score - top)
     weight_new = tl.exp(score_new - top)
-    value = tl.load(ring + keys * width + at, mask=mask, other=0.0)
     out = tl.sum(value.to(tl.float32) * weight[:, None], axis=0) + weight_new * v_new.to(tl.float32)
     total = tl.sum(weight, axis=0) + weight_new
     out = out / tl.where(total > 0, total, 1.0)
@@ -161,7 +171,7 @@ def _attention_one_kernel(
 def _attention_many_kernel(
     qkv_ptr, kv_ptr, rows_ptr, start_ptr, valid_ptr, place_ptr, u_ptr, v_place_ptr, out_ptr,
     scale, left, new, batch, width, head_width, kv_row,
-    NEW_BLOCK: tl.constexpr, KEY_BLOCK: tl.constexpr, HEAD_BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+    NEW_BLOCK: tl.constexpr, KEY_BLOCK: tl.constexpr, HEAD_BLOCK: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     # T new frames: content scores by the matrix unit; positional scores q . p come ready for all distances and are read shifted.
     b, head = tl.program_id(0), tl.program_id(1)
@@ -176,6 +186,9 @@ def _attention_many_kernel(
     fresh = qkv_ptr + b.to(tl.int64) * new * 3 * width
 
     i = tl.arange(0, NEW_BLOCK)
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
     q = tl.load(fresh + i[:, None] * 3 * width + column[None, :], mask=(i < new)[:, None] & in_head[None, :], other=0.0)
     u = tl.load(u_ptr + column, mask=in_head, other=0.0)
     q_u = (q.to(tl.float32) + u[None, :]).to(q.dtype)
@@ -220,11 +233,11 @@ def attention(
     qkv_BT3D: torch.Tensor,
     kv_R2CD: torch.Tensor,
     frame: StepFrame,
-    relative: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    relative: Relative,
     left: int,
 ) -> torch.Tensor:
     """Relative attention of the new frames over the ring and themselves -> [B, T, D]; see `resident_ops.attention`."""
-    positions_HPK, bias_u_HK, bias_v_HK = relative
+    positions_HPK, bias_u_HK, bias_v_HK = relative.positions, relative.bias_u, relative.bias_v
     batch, new, width = qkv_BT3D.size(0), qkv_BT3D.size(1), qkv_BT3D.size(2) // 3
     heads, _, head_width = positions_HPK.shape
     out = torch.empty(batch, new, width, dtype=qkv_BT3D.dtype, device=qkv_BT3D.device)
@@ -234,17 +247,16 @@ def attention(
     if new == 1:
         _attention_one_kernel[(batch, heads)](
             *state, positions_HPK, bias_u_HK, bias_v_HK, out, scale, left, width, head_width, kv_row,
-            LEFT_BLOCK=triton.next_power_of_2(left), HEAD_BLOCK=head_block, num_warps=4,
+            LEFT_BLOCK=triton.next_power_of_2(left), HEAD_BLOCK=head_block, num_warps=4, **launch_options(),
         )  # fmt: skip
         return out
     q_HXK = qkv_BT3D[:, :, :width].reshape(batch * new, heads, head_width).transpose(0, 1)
     place_HXP = torch.matmul(q_HXK, positions_HPK.transpose(1, 2))
-    v_place_HP = torch.einsum("hk,hpk->hp", bias_v_HK, positions_HPK.float())
     precise = qkv_BT3D.dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32
     _attention_many_kernel[(batch, heads)](
-        *state, place_HXP, bias_u_HK, v_place_HP, out, scale, left, new, batch, width, head_width, kv_row,
+        *state, place_HXP, bias_u_HK, relative.bias_scores, out, scale, left, new, batch, width, head_width, kv_row,
         NEW_BLOCK=max(16, triton.next_power_of_2(new)), KEY_BLOCK=max(16, triton.next_power_of_2(left + new)), HEAD_BLOCK=head_block,
-        PRECISION="ieee" if precise else "tf32", num_warps=4,
+        PRECISION="ieee" if precise else "tf32", num_warps=4, **launch_options(),
     )  # fmt: skip
     return out
 
@@ -259,7 +271,7 @@ def _gated(gated_ptr, frame, column, width, inside):
 @triton.jit
 def _convolution_kernel(
     gated_ptr, ring_ptr, rows_ptr, start_ptr, valid_ptr, taps_ptr, taps_bias_ptr, w_ptr, b_ptr, out_ptr, eps, new, width, size, ring_row,
-    HISTORY: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr,
+    HISTORY: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     # Program (row of the batch, new frame t): the taps reach back to t - HISTORY, into the ring where that is before the chunk.
     b, t = tl.program_id(0), tl.program_id(1)
@@ -269,6 +281,9 @@ def _convolution_kernel(
     valid = tl.load(valid_ptr + b)
     ring = ring_ptr + tl.load(rows_ptr + b) * ring_row
     gated = gated_ptr + b.to(tl.int64) * new * 2 * width
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
     total = tl.zeros((BLOCK,), tl.float32)
     if HAS_BIAS:
         total += tl.load(taps_bias_ptr + column, mask=inside, other=0.0)
@@ -304,6 +319,6 @@ def convolution(
     _convolution_kernel[(batch, new)](
         gated_BT2D, ring_RWD, frame.rows, frame.start, frame.valid, taps_ND, taps_ND if bias_D is None else bias_D, parameters.weight,
         parameters.bias, out, parameters.eps, new, width, ring_RWD.size(1), ring_RWD.stride(0),
-        HISTORY=taps_ND.size(0) - 1, HAS_BIAS=bias_D is not None, BLOCK=block, num_warps=4,
+        HISTORY=taps_ND.size(0) - 1, HAS_BIAS=bias_D is not None, BLOCK=block, num_warps=4, **launch_options(),
     )  # fmt: skip
     return out

@@ -7,16 +7,21 @@ further kernels for normalisation, activation and residual. Here they are folded
     hidden = norm_linear(residual, folded, activate=True, dtype=torch.bfloat16)      # SiLU(linear(norm(residual)))
     residual = linear_residual(hidden, linear, residual, factor=0.5)                 # residual + 0.5 * linear(hidden)
 
+On Hopper each kernel is launched while the one before it runs (programmatic dependent launch): it fetches its weights first and only then waits
+for its input. Whatever is read before that wait must be written by no kernel of the step.
+
 Shapes: x [..., K], weight [N, K], out [..., N]; residual and sums in fp32. One row: products and sums in fp32, no matrix unit.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 if TYPE_CHECKING:
     from workbench.encoder.resident import FoldedLinear, Linear
@@ -54,21 +59,24 @@ def _finish(
 @triton.jit
 def _one_row_kernel(
     x_ptr, w_ptr, sums_ptr, bias_ptr, residual_ptr, out_ptr, factor, eps, n_size,
-    NORM: tl.constexpr, HAS_BIAS: tl.constexpr, ACTIVATE: tl.constexpr, RESIDUAL: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, K_SIZE: tl.constexpr,
+    NORM: tl.constexpr, HAS_BIAS: tl.constexpr, ACTIVATE: tl.constexpr, RESIDUAL: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, K_SIZE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = n < n_size
     acc = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     sum_x = tl.zeros((BLOCK_K,), tl.float32)
     sum_xx = tl.zeros((BLOCK_K,), tl.float32)
-    for first in range(0, K_SIZE, BLOCK_K):
-        k = first + tl.arange(0, BLOCK_K)
-        x = tl.load(x_ptr + k, mask=k < K_SIZE, other=0.0).to(tl.float32)
-        w = tl.load(
-            w_ptr + n[:, None].to(tl.int64) * K_SIZE + k[None, :],
-            mask=inside[:, None] & (k < K_SIZE)[None, :],
-            other=0.0,
-        )
+    k = tl.arange(0, BLOCK_K)
+    row = w_ptr + n[:, None].to(tl.int64) * K_SIZE
+    w = tl.load(row + k[None, :], mask=inside[:, None] & (k < K_SIZE)[None, :], other=0.0)
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    for step in tl.static_range((K_SIZE + BLOCK_K - 1) // BLOCK_K):
+        at = step * BLOCK_K + k
+        if step > 0:
+            w = tl.load(row + at[None, :], mask=inside[:, None] & (at < K_SIZE)[None, :], other=0.0)
+        x = tl.load(x_ptr + at, mask=at < K_SIZE, other=0.0).to(tl.float32)
         acc += w.to(tl.float32) * x[None, :]
         if NORM:
             sum_x += x
@@ -96,14 +104,17 @@ def _one_row_kernel(
 def _few_rows_kernel(
     x_ptr, w_ptr, sums_ptr, bias_ptr, residual_ptr, out_ptr, factor, eps, m_size, n_size,
     NORM: tl.constexpr, HAS_BIAS: tl.constexpr, ACTIVATE: tl.constexpr, RESIDUAL: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, K_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, K_SIZE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     in_m, in_n = m < m_size, n < n_size
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    sum_x = tl.zeros((BLOCK_M,), tl.float32)
-    sum_xx = tl.zeros((BLOCK_M,), tl.float32)
+    sum_x = tl.zeros((BLOCK_M, BLOCK_K), tl.float32)
+    sum_xx = tl.zeros((BLOCK_M, BLOCK_K), tl.float32)
     for first in range(0, K_SIZE, BLOCK_K):
         k = first + tl.arange(0, BLOCK_K)
         in_k = k < K_SIZE
@@ -114,12 +125,12 @@ def _few_rows_kernel(
         acc = tl.dot(x.to(w.dtype), w, acc, input_precision=PRECISION)
         if NORM:
             wide = x.to(tl.float32)
-            sum_x += tl.sum(wide, axis=1)
-            sum_xx += tl.sum(wide * wide, axis=1)
+            sum_x += wide
+            sum_xx += wide * wide
     total = _finish(
         acc,
-        sum_x[:, None],
-        sum_xx[:, None],
+        tl.sum(sum_x, axis=1)[:, None],
+        tl.sum(sum_xx, axis=1)[:, None],
         n[None, :],
         in_n[None, :],
         K_SIZE,
@@ -153,24 +164,54 @@ def linear_residual(x: torch.Tensor, linear: Linear, residual: torch.Tensor, fac
     return out
 
 
+@functools.cache
+def overlapped() -> bool:
+    """Whether this GPU can launch a kernel while the one before it runs (compute capability 9 and later)."""
+    return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 9
+
+
+def launch_options() -> dict[str, Any]:
+    """What every kernel of the step is launched with."""
+    return {"PDL": True, "launch_pdl": True} if overlapped() else {"PDL": False}
+
+
 def _launch(x: Any, weight: Any, extras: Any, added: Any, out: Any, switches: Any) -> None:
     (sums, bias), (residual, factor), (norm, activate, add, eps) = extras, added, switches
     n_size, k_size = weight.shape
     rows = x.numel() // k_size
-    flags = {"NORM": norm, "HAS_BIAS": bias is not None, "ACTIVATE": activate, "RESIDUAL": add}
+    options = {
+        "NORM": norm,
+        "HAS_BIAS": bias is not None,
+        "ACTIVATE": activate,
+        "RESIDUAL": add,
+        "K_SIZE": k_size,
+        **launch_options(),
+    }
     pointers = (x, weight, sums, weight if bias is None else bias, residual, out, factor, eps)
     if rows == 1:
-        block_k = min(1024, triton.next_power_of_2(k_size))
-        block_n = 8 if n_size >= 2048 else 4
-        _one_row_kernel[(triton.cdiv(n_size, block_n),)](
-            *pointers, n_size, **flags, BLOCK_N=block_n, BLOCK_K=block_k, K_SIZE=k_size, num_warps=4
-        )
+        block = one_row_blocks(n_size, k_size)
+        _one_row_kernel[(triton.cdiv(n_size, block["BLOCK_N"]),)](*pointers, n_size, **options, **block)
         return
-    block_m = 16 if rows <= 16 else 32
-    block_k = 128 if weight.dtype == torch.float32 else 256
     exact = weight.dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32
-    block_n = 32 if n_size >= 3072 else 16
-    _few_rows_kernel[(triton.cdiv(n_size, block_n), triton.cdiv(rows, block_m))](
-        *pointers, rows, n_size, **flags, K_SIZE=k_size, PRECISION="ieee" if exact else "tf32",
-        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, num_warps=4, num_stages=4,
-    )  # fmt: skip
+    block = few_rows_blocks(rows, n_size, weight.element_size())
+    _few_rows_kernel[(triton.cdiv(n_size, block["BLOCK_N"]), triton.cdiv(rows, block["BLOCK_M"]))](
+        *pointers, rows, n_size, **options, **block, PRECISION="ieee" if exact else "tf32"
+    )
+
+
+def one_row_blocks(n_size: int, k_size: int) -> dict[str, int]:
+    """Launch parameters of a one-row product: a program reads whole weight rows, so that all of them are on their way before it waits."""
+    block_k = min(4096, triton.next_power_of_2(k_size))
+    block_n = max(1, 8192 // block_k if n_size < 2048 else 16384 // block_k)
+    return {"BLOCK_N": block_n, "BLOCK_K": block_k, "num_warps": 8 if block_k > 2048 else 4}
+
+
+def few_rows_blocks(rows: int, n_size: int, value_bytes: int) -> dict[str, int]:
+    """Launch parameters of a product of up to 32 rows."""
+    return {
+        "BLOCK_M": 16 if rows <= 16 else 32,
+        "BLOCK_N": 32 if n_size >= 3072 else 16,
+        "BLOCK_K": 128 if value_bytes == 4 else 256,
+        "num_warps": 4,
+        "num_stages": 4,
+    }

@@ -45,6 +45,17 @@ class Linear:
 
 
 @dataclass(frozen=True)
+class Relative:
+    """Relative attention's constants: projected positions [H, 2C - 1, K] in the step's dtype; biases u, v [H, K] and v's scores with every
+    position [H, 2C - 1] in fp32."""
+
+    positions: torch.Tensor
+    bias_u: torch.Tensor
+    bias_v: torch.Tensor
+    bias_scores: torch.Tensor
+
+
+@dataclass(frozen=True)
 class FoldedLinear:
     """A projection of a normalised input with the normalisation folded in: weight * norm weight [out, in], its row sums [out] in fp32,
     and bias + weight @ norm bias [out] in fp32."""
@@ -67,16 +78,14 @@ class NarrowWeights:
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One Conformer layer. positions: projected positional table [H, 2C - 1, K]; bias_u, bias_v [H, K]; taps [D, kernel]."""
+    """One Conformer layer. relative: see `Relative`; taps [kernel, D]."""
 
     norm_ff1: Norm
     ff1_in: Linear
     ff1_out: Linear
     norm_att: Norm
     qkv: Linear
-    positions: torch.Tensor
-    bias_u: torch.Tensor
-    bias_v: torch.Tensor
+    relative: Relative
     att_out: Linear
     norm_conv: Norm
     conv_in: Linear
@@ -162,6 +171,7 @@ class ResidentEncoder:
         with torch.no_grad():
             self.layers = [self._pack(layer) for layer in encoder.layers]
             self.folded = [self._fold(w) for w in self.layers] if self.narrow_rows else []
+            self._subsample = self.ops.subsampling(encoder, self.dtype)
         self.rings = self._rings()
 
     @property
@@ -193,12 +203,10 @@ class ResidentEncoder:
     def _subsampled(
         self, mel_BFM: torch.Tensor, mel_lengths_B: torch.Tensor, drop: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """NeMo's own subsampling, its history dropped and its scale applied: [B, T, D] in fp32 or the model's dtype, lengths [B]."""
-        encoder = self.encoder
-        x_BTD, lengths_B = encoder.pre_encode(x=mel_BFM.transpose(1, 2), lengths=mel_lengths_B)
-        x_BTD, lengths_B = x_BTD[:, drop : drop + self.chunk_frames], (lengths_B.to(torch.int64) - drop).clamp(min=0)
-        scale = encoder.pos_enc.xscale
-        return x_BTD * scale if scale else x_BTD, lengths_B.clamp(max=self.chunk_frames)
+        """New frames after subsampling, scaled where the model scales: [B, T, D], valid ones [B]."""
+        x_BTD, lengths_B = self._subsample(mel_BFM, mel_lengths_B, drop, self.chunk_frames)
+        scale = self.encoder.pos_enc.xscale
+        return x_BTD * scale if scale else x_BTD, lengths_B
 
     def _layers(self, x_BTD: torch.Tensor, frame: StepFrame) -> torch.Tensor:
         ops, dtype = self.ops, self.dtype
@@ -208,9 +216,7 @@ class ResidentEncoder:
         for number, w in enumerate(self.layers):
             branch = _linear(functional.silu(_linear(hidden, w.ff1_in)), w.ff1_out)
             residual, hidden = ops.residual_norm(residual, branch, 0.5, w.norm_att)
-            attended = ops.attention(
-                _linear(hidden, w.qkv), self.rings.kv[number], frame, (w.positions, w.bias_u, w.bias_v), self.left
-            )
+            attended = ops.attention(_linear(hidden, w.qkv), self.rings.kv[number], frame, w.relative, self.left)
             residual, hidden = ops.residual_norm(residual, _linear(attended, w.att_out), 1.0, w.norm_conv)
             mixed = ops.convolution(
                 _linear(hidden, w.conv_in), self.rings.conv[number], frame, (w.taps, w.taps_bias), w.norm_taps
@@ -231,7 +237,7 @@ class ResidentEncoder:
             residual = ops.linear_residual(hidden, w.ff1_out, residual, 0.5)
             attended = ops.attention(
                 ops.norm_linear(residual, f.qkv, False, dtype),
-                self.rings.kv[number], frame, (w.positions, w.bias_u, w.bias_v), self.left,
+                self.rings.kv[number], frame, w.relative, self.left,
             )  # fmt: skip
             residual = ops.linear_residual(attended, w.att_out, residual, 1.0)
             mixed = ops.convolution(
@@ -269,9 +275,7 @@ class ResidentEncoder:
             ff1_out=self._linear(layer.feed_forward1.linear2),
             norm_att=self._norm(layer.norm_self_att),
             qkv=self._cast(torch.cat([part.weight for part in parts]), bias),
-            positions=self._positions(attention),
-            bias_u=attention.pos_bias_u.detach().float().contiguous(),
-            bias_v=attention.pos_bias_v.detach().float().contiguous(),
+            relative=self._relative(attention),
             att_out=self._linear(attention.linear_out),
             norm_conv=self._norm(layer.norm_conv),
             conv_in=self._linear(conv.pointwise_conv1),
@@ -296,13 +300,15 @@ class ResidentEncoder:
         # Sums of the weights as they are after rounding: the mean must cancel exactly what the products contain.
         return FoldedLinear(weight, weight.float().sum(dim=1), bias, norm.eps)
 
-    def _positions(self, attention: Any) -> torch.Tensor:
-        """Positional projections of distances C - 1 … -(C - 1), as NeMo slices its table for C keys."""
+    def _relative(self, attention: Any) -> Relative:
+        """Positional projections of distances C - 1 … -(C - 1), as NeMo slices its table for C keys, and the biases."""
         table, keys = self.encoder.pos_enc.pe, self.ring_frames
         start = table.size(1) // 2 + 1 - keys
         projected = attention.linear_pos(table[0, start : start + 2 * keys - 1].to(attention.linear_pos.weight.dtype))
         by_head = projected.view(2 * keys - 1, self.heads, -1).transpose(0, 1)
-        return by_head.detach().to(self.dtype).contiguous()
+        positions = by_head.detach().to(self.dtype).contiguous()
+        u, v = (bias.detach().float().contiguous() for bias in (attention.pos_bias_u, attention.pos_bias_v))
+        return Relative(positions, u, v, torch.einsum("hk,hpk->hp", v, positions.float()).contiguous())
 
     def _linear(self, module: Any) -> Linear:
         weight = module.weight.detach()

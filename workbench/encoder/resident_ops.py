@@ -10,15 +10,28 @@ Shapes as in `resident.py`. `attention` and `convolution` write the new frames i
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import functional
 
 if TYPE_CHECKING:
-    from workbench.encoder.resident import FoldedLinear, Linear, Norm, StepFrame
+    from workbench.encoder.resident import FoldedLinear, Linear, Norm, Relative, StepFrame
 
 MOST_NARROW_ROWS = 0  # folding saves launches, of which there are none here
+
+
+def subsampling(encoder: Any, dtype: torch.dtype) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    """The encoder's own subsampling: (mel [B, F, M], mel lengths [B], drop, frames) -> frames drop … of it [B, T, D], valid ones [B] (int64)."""
+
+    def subsample(
+        mel: torch.Tensor, lengths: torch.Tensor, drop: int, frames: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        x, lengths = encoder.pre_encode(x=mel.transpose(1, 2), lengths=lengths)
+        return x[:, drop : drop + frames].to(dtype), (lengths.to(torch.int64) - drop).clamp(min=0, max=frames)
+
+    return subsample
 
 
 def norm(x: torch.Tensor, parameters: Norm, dtype: torch.dtype) -> torch.Tensor:
@@ -61,7 +74,7 @@ def attention(
     qkv_BT3D: torch.Tensor,
     kv_R2CD: torch.Tensor,
     frame: StepFrame,
-    relative: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    relative: Relative,
     left: int,
 ) -> torch.Tensor:
     """Relative attention of the new frames over the ring and themselves -> [B, T, D].
@@ -69,7 +82,7 @@ def attention(
     Keys are taken in order of time: key j is frame `start - left + j`; frames before the stream's first and new frames past `valid`
     are masked. Query i sees key j at distance left + i - j, whose projection is entry C - 1 - distance of the table.
     """
-    positions_HPK, bias_u_HK, bias_v_HK = relative
+    positions_HPK, bias_u_HK, bias_v_HK = relative.positions, relative.bias_u, relative.bias_v
     batch, new, width = qkv_BT3D.size(0), qkv_BT3D.size(1), qkv_BT3D.size(2) // 3
     heads, keys = positions_HPK.size(0), kv_R2CD.size(2)
     device = qkv_BT3D.device
