@@ -354,6 +354,9 @@ def bench_twin(
     streams: Annotated[str, typer.Option(help="Loads to compare at, e.g. 4,8,12.")] = "2,4,6",
     seconds: Annotated[float, typer.Option(min=1, help="Length of every run.")] = 10.0,
     batches: Annotated[str, typer.Option(help="Batch sizes of the cost table, e.g. 1,2,4,8.")] = "1,2,4,8",
+    most_other_cores: Annotated[
+        float | None, typer.Option(help="On a shared machine: wait for, and repeat, runs disturbed by more than this.")
+    ] = None,
     config: ConfigFile = None,
     overrides: Overrides = None,
     model: Model = None,
@@ -370,7 +373,8 @@ def bench_twin(
     from workbench.measure.twin_check import TwinCheck, check_configured
 
     chosen = _configured(config, overrides, model, context, device, label_rate)
-    check = TwinCheck(streams=tuple(_integers(streams, "--streams")), seconds=seconds)
+    loads = tuple(_integers(streams, "--streams"))
+    check = TwinCheck(streams=loads, seconds=seconds, most_other_cores=most_other_cores)
     record = check_configured(chosen, check, _integers(batches, "--batches"))
     _say(record.notes)
     _give(record, as_json, output, lambda: (_table(record), _numbers(record)))
@@ -380,7 +384,10 @@ def bench_twin(
 def capacity(
     audio: Annotated[list[str] | None, typer.Argument(help="Audio to speak; the shipped speech by default.")] = None,
     engine: Annotated[
-        str, typer.Option(help="pipeline: the recogniser; nemo-loop: NeMo's own step in a loop; twin: simulated.")
+        str,
+        typer.Option(
+            help="pipeline: the recogniser; resident: the resident engine's own loop; nemo-loop: NeMo's own step in a loop; twin: simulated."
+        ),
     ] = "pipeline",
     costs: Annotated[Path | None, typer.Option(help="Cost record for --engine twin.")] = None,
     seconds: Annotated[float, typer.Option(help="Length of every run; the record says so if below 120.")] = 120.0,
