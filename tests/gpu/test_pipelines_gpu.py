@@ -83,7 +83,9 @@ def test_many_streams_with_graphs_equal_each_alone(model, speech, pipeline, stre
     assert counters["replayed"] > 20 and not counters["failures"], counters
     assert counters["captured"] == captured, "a size was captured under traffic"
     main = next(stage for stage in stages if stage.name in ("step", "encoder"))
-    assert max(main.batch_sizes) > 8 and main.padding_rows > 0
+    assert max(main.batch_sizes) > 8
+    off_ladder = [size for size in main.batch_sizes if size & (size - 1)]
+    assert (main.padding_rows > 0) == bool(off_ladder), main.batch_sizes  # only sizes between powers of two are padded
     assert recognizer.arena.used == 0
 
 

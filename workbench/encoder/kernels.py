@@ -15,10 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from workbench.encoder.narrow import MOST_ROWS as MOST_NARROW_ROWS
-from workbench.encoder.narrow import launch_options, linear_residual, norm_linear
+from workbench.encoder.narrow import gdc_launch_dependents, gdc_wait, launch_options, linear_residual, norm_linear
 from workbench.encoder.subsampling import subsampling
 
 if TYPE_CHECKING:
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
 
 
 __all__ = [
-    "MOST_NARROW_ROWS",
+    "FOLDS_LONE_FRAMES",
     "attention",
     "convolution",
     "linear_residual",
@@ -36,6 +34,9 @@ __all__ = [
     "residual_two_norms",
     "subsampling",
 ]
+
+
+FOLDS_LONE_FRAMES = True
 
 
 @triton.jit

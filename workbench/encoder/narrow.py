@@ -1,6 +1,6 @@
-"""Matrix products of a few rows with a large weight, as Triton kernels that stream the weight once and do the rest on the way.
+"""Products of one row with a large weight, as a Triton kernel that streams the weight once and does the rest on the way.
 
-Why: at one stream a step is reading 2.4 GB of weights; a library product of a few rows reaches part of the memory's bandwidth and needs
+Why: at one stream of 80 ms chunks a step is reading 2.4 GB of weights; a library product of one row reaches part of the memory's bandwidth and needs
 further kernels for normalisation, activation and residual. Here they are folded in: layer normalisation by its algebra,
 `norm(x) W' = (x V' - mean * sum(V)) / deviation + (b W' + bias)` with V = W * w, so that one pass over x and V is enough.
 
@@ -10,7 +10,8 @@ further kernels for normalisation, activation and residual. Here they are folded
 On Hopper each kernel is launched while the one before it runs (programmatic dependent launch): it fetches its weights first and only then waits
 for its input. Whatever is read before that wait must be written by no kernel of the step.
 
-Shapes: x [..., K], weight [N, K], out [..., N]; residual and sums in fp32. One row: products and sums in fp32, no matrix unit.
+Shapes: x [1, 1, K], weight [N, K], out [1, 1, N]; residual and sums in fp32. Products and sums are in fp32 whatever the weight's dtype, no matrix unit.
+More rows than one are a library's work: with two to thirty-two rows this approach on the matrix unit was slower (studies/LOG.md).
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+try:
+    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+except ImportError:  # an older Triton: kernels then start one after the other
+    gdc_launch_dependents = gdc_wait = None
 
 if TYPE_CHECKING:
     from workbench.encoder.resident import FoldedLinear, Linear
-
-MOST_ROWS = 32  # beyond this a library product is as fast or faster
 
 
 @triton.jit
@@ -100,56 +103,8 @@ def _one_row_kernel(
     tl.store(out_ptr + n, total.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit
-def _few_rows_kernel(
-    x_ptr, w_ptr, sums_ptr, bias_ptr, residual_ptr, out_ptr, factor, eps, m_size, n_size,
-    NORM: tl.constexpr, HAS_BIAS: tl.constexpr, ACTIVATE: tl.constexpr, RESIDUAL: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, K_SIZE: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    in_m, in_n = m < m_size, n < n_size
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
-    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    sum_x = tl.zeros((BLOCK_M, BLOCK_K), tl.float32)
-    sum_xx = tl.zeros((BLOCK_M, BLOCK_K), tl.float32)
-    for first in range(0, K_SIZE, BLOCK_K):
-        k = first + tl.arange(0, BLOCK_K)
-        in_k = k < K_SIZE
-        x = tl.load(x_ptr + m[:, None] * K_SIZE + k[None, :], mask=in_m[:, None] & in_k[None, :], other=0.0)
-        w = tl.load(
-            w_ptr + n[None, :].to(tl.int64) * K_SIZE + k[:, None], mask=in_n[None, :] & in_k[:, None], other=0.0
-        )
-        acc = tl.dot(x.to(w.dtype), w, acc, input_precision=PRECISION)
-        if NORM:
-            wide = x.to(tl.float32)
-            sum_x += wide
-            sum_xx += wide * wide
-    total = _finish(
-        acc,
-        tl.sum(sum_x, axis=1)[:, None],
-        tl.sum(sum_xx, axis=1)[:, None],
-        n[None, :],
-        in_n[None, :],
-        K_SIZE,
-        sums_ptr,
-        bias_ptr,
-        eps,
-        NORM,
-        HAS_BIAS,
-        ACTIVATE,
-    )
-    mask = in_m[:, None] & in_n[None, :]
-    at = m[:, None] * n_size + n[None, :]
-    if RESIDUAL:
-        total = tl.load(residual_ptr + at, mask=mask, other=0.0) + factor * total
-    tl.store(out_ptr + at, total.to(out_ptr.dtype.element_ty), mask=mask)
-
-
 def norm_linear(residual: torch.Tensor, folded: FoldedLinear, activate: bool, dtype: torch.dtype) -> torch.Tensor:
-    """Linear of the layer-normalised residual [..., K], then SiLU where wanted -> [..., N] in `dtype`."""
+    """Linear of the layer-normalised residual [1, 1, K], then SiLU where wanted -> [1, 1, N] in `dtype`."""
     out = torch.empty(*residual.shape[:-1], folded.weight.size(0), dtype=dtype, device=residual.device)
     _launch(
         residual, folded.weight, (folded.sums, folded.bias), (residual, 0.0), out, (True, activate, False, folded.eps)
@@ -158,7 +113,7 @@ def norm_linear(residual: torch.Tensor, folded: FoldedLinear, activate: bool, dt
 
 
 def linear_residual(x: torch.Tensor, linear: Linear, residual: torch.Tensor, factor: float) -> torch.Tensor:
-    """residual + factor * linear(x) in fp32: x [..., K], residual [..., N]."""
+    """residual + factor * linear(x) in fp32: x [1, 1, K], residual [1, 1, N]."""
     out = torch.empty_like(residual)
     _launch(x, linear.weight, (linear.weight, linear.bias), (residual, factor), out, (False, False, True, 0.0))
     return out
@@ -166,8 +121,8 @@ def linear_residual(x: torch.Tensor, linear: Linear, residual: torch.Tensor, fac
 
 @functools.cache
 def overlapped() -> bool:
-    """Whether this GPU can launch a kernel while the one before it runs (compute capability 9 and later)."""
-    return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 9
+    """Whether this GPU and this Triton can launch a kernel while the one before it runs (compute capability 9 and later)."""
+    return gdc_wait is not None and torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 9
 
 
 def launch_options() -> dict[str, Any]:
@@ -178,25 +133,11 @@ def launch_options() -> dict[str, Any]:
 def _launch(x: Any, weight: Any, extras: Any, added: Any, out: Any, switches: Any) -> None:
     (sums, bias), (residual, factor), (norm, activate, add, eps) = extras, added, switches
     n_size, k_size = weight.shape
-    rows = x.numel() // k_size
-    options = {
-        "NORM": norm,
-        "HAS_BIAS": bias is not None,
-        "ACTIVATE": activate,
-        "RESIDUAL": add,
-        "K_SIZE": k_size,
-        **launch_options(),
-    }
-    pointers = (x, weight, sums, weight if bias is None else bias, residual, out, factor, eps)
-    if rows == 1:
-        block = one_row_blocks(n_size, k_size)
-        _one_row_kernel[(triton.cdiv(n_size, block["BLOCK_N"]),)](*pointers, n_size, **options, **block)
-        return
-    exact = weight.dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32
-    block = few_rows_blocks(rows, n_size, weight.element_size())
-    _few_rows_kernel[(triton.cdiv(n_size, block["BLOCK_N"]), triton.cdiv(rows, block["BLOCK_M"]))](
-        *pointers, rows, n_size, **options, **block, PRECISION="ieee" if exact else "tf32"
-    )
+    block = one_row_blocks(n_size, k_size)
+    _one_row_kernel[(triton.cdiv(n_size, block["BLOCK_N"]),)](
+        x, weight, sums, weight if bias is None else bias, residual, out, factor, eps, n_size,
+        NORM=norm, HAS_BIAS=bias is not None, ACTIVATE=activate, RESIDUAL=add, K_SIZE=k_size, **launch_options(), **block,
+    )  # fmt: skip
 
 
 def one_row_blocks(n_size: int, k_size: int) -> dict[str, int]:
@@ -204,14 +145,3 @@ def one_row_blocks(n_size: int, k_size: int) -> dict[str, int]:
     block_k = min(4096, triton.next_power_of_2(k_size))
     block_n = max(1, 8192 // block_k if n_size < 2048 else 16384 // block_k)
     return {"BLOCK_N": block_n, "BLOCK_K": block_k, "num_warps": 8 if block_k > 2048 else 4}
-
-
-def few_rows_blocks(rows: int, n_size: int, value_bytes: int) -> dict[str, int]:
-    """Launch parameters of a product of up to 32 rows."""
-    return {
-        "BLOCK_M": 16 if rows <= 16 else 32,
-        "BLOCK_N": 32 if n_size >= 3072 else 16,
-        "BLOCK_K": 128 if value_bytes == 4 else 256,
-        "num_warps": 4,
-        "num_stages": 4,
-    }

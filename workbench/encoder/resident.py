@@ -18,6 +18,7 @@ Source of the formulas: Transformer-XL relative attention as in NeMo's `RelPosit
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -67,8 +68,8 @@ class FoldedLinear:
 
 
 @dataclass(frozen=True)
-class NarrowWeights:
-    """The four projections of a layer that follow a normalisation, folded; used where a step has few frames."""
+class FoldedWeights:
+    """The four projections of a layer that follow a normalisation, folded; used where a step is a single frame."""
 
     ff1_in: FoldedLinear
     qkv: FoldedLinear
@@ -143,8 +144,8 @@ def why_not_resident(encoder: Any) -> str | None:
 class ResidentEncoder:
     """The step on `rows` rows. Weights are taken as they are now (cast to `dtype`); a later change of the model is not seen.
 
-    ops: the module with `residual_norm`, `attention`, `convolution` …; chosen for the device where None. narrow_rows: up to so many frames in
-    a step the normalisations are folded into the projections, which takes a second copy of half the weights; 0 never, None as the
+    ops: the module with `residual_norm`, `attention`, `convolution` …; chosen for the device where None. fold: whether a step of a
+    single frame runs with the normalisations folded into the projections, which takes a second copy of half the weights; None as the
     operations advise. Raises ModelError for an encoder that has no resident step.
     """
 
@@ -154,7 +155,7 @@ class ResidentEncoder:
         rows: int,
         dtype: torch.dtype | None = None,
         ops: ModuleType | None = None,
-        narrow_rows: int | None = None,
+        fold: bool | None = None,
     ) -> None:
         if (reason := why_not_resident(encoder)) is not None:
             raise ModelError(f"no resident step for this encoder: {reason}")
@@ -167,10 +168,10 @@ class ResidentEncoder:
         conv = encoder.layers[0].conv
         self.conv_frames = conv.kernel_size - 1 + self.chunk_frames
         self.width, self.heads = int(encoder.d_model), int(encoder.layers[0].self_attn.h)
-        self.narrow_rows = self.ops.MOST_NARROW_ROWS if narrow_rows is None else narrow_rows
+        fold = self.ops.FOLDS_LONE_FRAMES if fold is None else fold
         with torch.no_grad():
             self.layers = [self._pack(layer) for layer in encoder.layers]
-            self.folded = [self._fold(w) for w in self.layers] if self.narrow_rows else []
+            self.folded = [self._fold(w) for w in self.layers] if fold and self.chunk_frames == 1 else []
             self._subsample = self.ops.subsampling(encoder, self.dtype)
         self.rings = self._rings()
 
@@ -194,8 +195,8 @@ class ResidentEncoder:
         x_BTD, lengths_B = self._subsampled(mel_BFM, mel_lengths_B, drop)
         position = self.rings.position
         frame = StepFrame(rows_B, position.index_select(0, rows_B), lengths_B.to(torch.int32))
-        few = x_BTD.size(0) * x_BTD.size(1) <= self.narrow_rows
-        encoded_BTD = (self._narrow_layers if few else self._layers)(x_BTD, frame)
+        lone = bool(self.folded) and x_BTD.size(0) == 1
+        encoded_BTD = (self._folded_layers if lone else self._layers)(x_BTD, frame)
         moved_B = (rows_B != self.scratch).to(torch.int32) * x_BTD.size(1)
         position.index_add_(0, rows_B, moved_B)
         return encoded_BTD, lengths_B
@@ -228,8 +229,8 @@ class ResidentEncoder:
             residual, hidden = ops.residual_two_norms(residual, branch, 0.5, w.norm_out, following, dtype)
         return self._out(hidden)
 
-    def _narrow_layers(self, x_BTD: torch.Tensor, frame: StepFrame) -> torch.Tensor:
-        """The same layers for few frames: every projection is one kernel with its normalisation, activation and residual sum."""
+    def _folded_layers(self, x_BTD: torch.Tensor, frame: StepFrame) -> torch.Tensor:
+        """The same layers for a lone frame: every projection is one kernel with its normalisation, activation and residual sum."""
         ops, dtype = self.ops, self.dtype
         residual = x_BTD.float().contiguous()
         for number, (w, f) in enumerate(zip(self.layers, self.folded, strict=True)):
@@ -289,9 +290,9 @@ class ResidentEncoder:
             norm_out=self._norm(layer.norm_out),
         )
 
-    def _fold(self, w: LayerWeights) -> NarrowWeights:
+    def _fold(self, w: LayerWeights) -> FoldedWeights:
         pairs = ((w.norm_ff1, w.ff1_in), (w.norm_att, w.qkv), (w.norm_conv, w.conv_in), (w.norm_ff2, w.ff2_in))
-        return NarrowWeights(*(self._folded(norm, linear) for norm, linear in pairs))
+        return FoldedWeights(*(self._folded(norm, linear) for norm, linear in pairs))
 
     def _folded(self, norm: Norm, linear: Linear) -> FoldedLinear:
         weight = (linear.weight.float() * norm.weight).to(self.dtype)
@@ -323,14 +324,14 @@ class ResidentEncoder:
 
 
 def ops_for(device: torch.device) -> ModuleType:
-    """Triton kernels on CUDA, plain PyTorch elsewhere."""
-    if device.type == "cuda":
-        from workbench.encoder import kernels
-
-        return kernels
+    """Triton kernels on CUDA where Triton is installed, plain PyTorch elsewhere."""
     from workbench.encoder import resident_ops
 
-    return resident_ops
+    if device.type != "cuda" or find_spec("triton") is None:
+        return resident_ops
+    from workbench.encoder import kernels
+
+    return kernels
 
 
 def _linear(x: torch.Tensor, w: Linear) -> torch.Tensor:

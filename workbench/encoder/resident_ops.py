@@ -19,7 +19,7 @@ from torch.nn import functional
 if TYPE_CHECKING:
     from workbench.encoder.resident import FoldedLinear, Linear, Norm, Relative, StepFrame
 
-MOST_NARROW_ROWS = 0  # folding saves launches, of which there are none here
+FOLDS_LONE_FRAMES = False  # folding saves launches, of which there are none here
 
 
 def subsampling(encoder: Any, dtype: torch.dtype) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
