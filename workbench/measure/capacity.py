@@ -36,6 +36,7 @@ SAMPLES_FOR_P99 = 459  # the least n with 0.99 ** n <= 0.01
 COPIED = (
     *("late_share", "latency_p50_ms", "latency_p95_ms", "latency_p99_ms", "final_p50_ms", "final_p95_ms"),
     *("generator_late_p99_ms", "batch_size_mean_items"),
+    *("labels_per_audio_s", "transcript_mismatches", "transcripts_compared"),
 )
 DEFAULT_SECONDS = 120.0
 

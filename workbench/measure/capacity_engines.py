@@ -1,4 +1,4 @@
-"""What a capacity search can put under load: the configured recogniser, or NeMo's own loop (the twin needs nothing of this).
+"""What a capacity search can put under load: the configured recogniser, the resident engine, or NeMo's own loop (the twin needs nothing of this).
 
     with levels_in_process(EngineSpec("pipeline", config), rule) as run_at:      # the model stays loaded
         find_capacity(run_at, rule)
@@ -26,7 +26,7 @@ from workbench.errors import ConfigError, LoadNotCarried
 from workbench.measure.capacity import CapacityRule
 from workbench.results import Record
 
-ENGINES = ("pipeline", "nemo-loop")
+ENGINES = ("pipeline", "nemo-loop", "resident")
 RunAt = Callable[[int], Record]
 ShownRunAt = Callable[..., Record]
 _LEVEL_EXTRA_S = 600.0  # loading a model, capturing graphs and draining, beside the load itself
@@ -39,12 +39,14 @@ def _silent(seconds: float) -> None:
 @dataclass(frozen=True)
 class EngineSpec:
     """engine: one of `ENGINES`; audio: what streams speak, the shipped speech if None; decoder_graphs: whether NeMo's own loop uses
-    NeMo's graph-captured decoder on CUDA, which is NeMo's default."""
+    NeMo's graph-captured decoder on CUDA, which is NeMo's default; most_rows: of the resident engine, allocated once for all levels of a
+    process."""
 
     engine: str
     config: Config
     audio: tuple[str, ...] | None = None
     decoder_graphs: bool = True
+    most_rows: int = 1
 
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
@@ -78,7 +80,7 @@ def levels_in_process(spec: EngineSpec, rule: CapacityRule) -> Iterator[ShownRun
 
 def model_levels(spec: EngineSpec, rule: CapacityRule, loaded: Any, clips: Any) -> ShownRunAt:
     """`run_at(streams, progress)` on a loaded model; `progress` is called with the seconds played and may be left out."""
-    run = partial(_nemo_level, spec.decoder_graphs) if spec.engine == "nemo-loop" else _pipeline_level
+    run = _level_of(spec)
 
     def run_at(streams: int, progress: Callable[[float], None] = _silent) -> Record:
         config = level_config(spec.config, rule, streams)
@@ -128,6 +130,14 @@ def still_collector() -> Iterator[None]:
     finally:
         gc.unfreeze()
         gc.collect()
+
+
+def _level_of(spec: EngineSpec) -> Callable[..., Record]:
+    if spec.engine == "resident":
+        from workbench.measure.resident_levels import ResidentLevels
+
+        return ResidentLevels(spec.most_rows).level
+    return partial(_nemo_level, spec.decoder_graphs) if spec.engine == "nemo-loop" else _pipeline_level
 
 
 def _pipeline_level(loaded: Any, config: Config, clips: Any, rule: CapacityRule, progress: Any) -> Record:

@@ -32,7 +32,7 @@ ALONE = "twin"
 
 @dataclass(frozen=True)
 class CapacityRun:
-    """engine: `pipeline`, `nemo-loop` or `twin`; fresh: a new process for every level; audio: what streams speak; output: where the record is
+    """engine: `pipeline`, `resident`, `nemo-loop` or `twin`; fresh: a new process for every level; audio: what streams speak; output: where the record is
     written after every level, so that nothing is lost with the process."""
 
     engine: str = "pipeline"
@@ -63,7 +63,8 @@ def capacity_configured(
 
     if simulate is not None:
         return search(lambda streams: simulate(level_config(config, run.rule, streams)))
-    spec = EngineSpec(run.engine, config, run.audio)
+    most_rows = 1 if run.fresh else run.plan.most_streams
+    spec = EngineSpec(run.engine, config, run.audio, most_rows=most_rows)
     if run.fresh:
         return search(levels_in_fresh_processes(spec, run.rule))
     with levels_in_process(spec, run.rule) as run_at:

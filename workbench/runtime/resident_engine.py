@@ -16,7 +16,7 @@ One thread at a time may call it. Shapes: B batch, S samples of a chunk with its
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -153,6 +153,11 @@ class ResidentEngine:
         """Host memory [the ladder's last size, S] from which blocks of this kind reach the device without another copy."""
         pinned = self.device.type == "cuda"
         return torch.zeros(self.ladder[-1], self.block_samples(kind), pin_memory=pinned)
+
+    def bare_replay(self, kind: Kind, size: int) -> Callable[[], None] | None:
+        """The first graph of a kind and captured size with whatever its inputs hold, to time the device alone; None without CUDA."""
+        graph = self._graph(kind, size).graph
+        return None if graph is None else graph.replay  # type: ignore[no-any-return]
 
     def _graph(self, kind: Kind, size: int) -> _Captured:
         found = self._graphs.get((kind, size))
@@ -305,6 +310,16 @@ class _Captured:
         numbers = torch.zeros(3, size, dtype=torch.int64, **where)
         numbers[0], numbers[1] = engine.encoder.scratch, kind[0]
         return _Inputs(torch.zeros(size, engine.block_samples(kind), **where), numbers)
+
+
+def row_bytes(loaded: LoadedModel) -> int:
+    """Bytes of one row of an engine, known before it is built: rings of keys, values and convolution inputs of all layers, and decoder state."""
+    encoder, geometry, decoder = loaded.model.encoder, loaded.geometry, loaded.model.decoder
+    ring = geometry.left_frames + geometry.chunk_frames
+    conv = encoder.layers[0].conv.kernel_size - 1 + geometry.chunk_frames
+    values = len(encoder.layers) * (2 * ring + conv) * int(encoder.d_model)
+    values += 2 * decoder.pred_rnn_layers * decoder.pred_hidden + loaded.model.joint.joint_hidden
+    return values * torch.finfo(getattr(torch, loaded.dtype)).bits // 8 + 12
 
 
 def _carried(work: Work) -> list[torch.Tensor]:
