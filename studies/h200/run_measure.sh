@@ -3,7 +3,10 @@
 # takes long. Each part has a time limit (PART_S); a part that fails, hangs or kills the process is skipped and the others go on.
 # Usage, in the repository root with the project importable:  bash studies/h200/run_measure.sh OUT [parts]
 # Parts, in this order: costs twin paced capacity_{fused,staged}_low costs_high capacity_{fused,staged}_high costs_eager_high capacity_nemo_high
-#   costs_eager capacity_nemo_low profile.   TOTAL_S bounds the whole; SIZES='{"model":"tiny",...}' makes it small (see the Sizes dataclass).
+#   costs_eager capacity_nemo_low profile.
+# The resident engine's parts run only when they are named, best by themselves, since rows take most of the memory: resident_step
+#   capacity_resident_low capacity_resident_low_bf16 capacity_resident_high capacity_resident_high_bf16.
+# TOTAL_S bounds the whole; SIZES='{"model":"tiny",...}' makes it small (see the Sizes dataclass).
 set -uo pipefail
 out=$1; shift
 parts=(${*:-costs twin paced capacity_fused_low capacity_staged_low costs_high capacity_fused_high capacity_staged_high costs_eager_high
@@ -19,5 +22,5 @@ for _ in "${parts[@]}"; do # at most one new process a part; one that did not ev
   (($(find "$out" -name '.tried_*' | wc -l) > before)) || break
 done
 rm -f "$out"/.tried_*
-grep -E "^==|^[a-z_]+: |Error" "$out/measure.log" | cut -c1-300; ls -l "$out"
+grep -E "^==|^[a-z_0-9]+: |Error" "$out/measure.log" | cut -c1-300; ls -l "$out"
 exit 0

@@ -26,6 +26,7 @@ from workbench.measure.capacity_engines import EngineSpec, model_levels, still_c
 from workbench.measure.cost_table import CostTable
 from workbench.measure.costs import measure_costs
 from workbench.measure.paced import PacedOptions, run_paced
+from workbench.measure.resident_parts import ResidentSearch, freed, in_dtype, step_rows
 from workbench.measure.step_table import DEFAULT_CELLS, StepCell, profile_table
 from workbench.measure.steps import speech_clips
 from workbench.measure.twin_check import TwinCheck, check_twin
@@ -42,7 +43,8 @@ class Sizes:
     """What is measured; the defaults are those of one H200.
 
     low, high: contexts of shortest and longest look-ahead; batches: of the cost tables; *_s: seconds of one run; capacity_search_s: after
-    which a search starts no further level; nemo_decoder_graphs: NeMo's own loop with its decoder's CUDA graphs, as is its default.
+    which a search starts no further level; nemo_decoder_graphs: NeMo's own loop with its decoder's CUDA graphs, as is its default; resident_*: of the
+    resident engine's parts, streams at low and high look-ahead (first and most).
     """
 
     model: str = "nemotron-0.6b"
@@ -62,6 +64,13 @@ class Sizes:
     label_rate_hz: float = 3.0
     max_symbols: int = 2
     nemo_decoder_graphs: bool = True
+    resident_batches: tuple[int, ...] = (1, 32, 128, 256)
+    resident_steps: int = 200
+    resident_ladder: tuple[int, ...] = (1, 8, 32, 64, 128, 192, 256)
+    resident_streams_low: tuple[int, int] = (1500, 6000)
+    resident_streams_high: tuple[int, int] = (8000, 16000)
+    resident_s: float = 10.0
+    resident_search_s: float = 48.0
 
 
 class Campaign:
@@ -84,6 +93,11 @@ class Campaign:
             "capacity_nemo_high": lambda: self._capacity("nemo-loop", high),
             "costs_eager": lambda: self._costs("stage_costs_eager", low, False),
             "capacity_nemo_low": lambda: self._capacity("nemo-loop", low),
+            "resident_step": self._resident_step,
+            "capacity_resident_low": lambda: self._capacity_resident(low, "float32"),
+            "capacity_resident_low_bf16": lambda: self._capacity_resident(low, "bfloat16"),
+            "capacity_resident_high": lambda: self._capacity_resident(high, "float32"),
+            "capacity_resident_high_bf16": lambda: self._capacity_resident(high, "bfloat16"),
             "profile": self._profile,
         }
 
@@ -214,6 +228,37 @@ class Campaign:
         )
         record.notes.append("all levels in one process, one run a level")
         self._save(record, f"capacity_{name}")
+        self._gather()
+
+    def _resident_step(self) -> None:
+        """Low and high look-ahead in both precisions; written after each."""
+        sizes, rows, notes = self.sizes, list[dict[str, Any]](), list[str]()
+        for context in (sizes.low, sizes.high):
+            config = self._config(context, True)
+            for dtype in ("float32", "bfloat16"):
+                with in_dtype(self._model(context), dtype) as loaded:
+                    loaded = with_label_rate(loaded, sizes.label_rate_hz)
+                    rows += step_rows(
+                        loaded, self._clips, sizes.resident_batches, sizes.resident_steps, sizes.max_symbols
+                    )
+                freed()
+                notes += [f"{context} {dtype}: {note}" for note in loaded.notes]
+                self._report("\n".join(str(row) for row in rows[-len(sizes.resident_batches) :]))
+                self._save(Record("resident_step", to_dict(config), rows=rows, notes=notes), "resident_step")
+
+    def _capacity_resident(self, context: tuple[int, int], dtype: str) -> None:
+        """One search, written after every level."""
+        sizes, name = self.sizes, f"resident_{self._chunk_ms(context)}ms_{dtype}"
+        start, most = sizes.resident_streams_low if context == sizes.low else sizes.resident_streams_high
+        config = replace(
+            self._config(context, True), **{"asr.dtype": dtype, "asr.batch_buckets": list(sizes.resident_ladder)}
+        )
+        plan = SearchPlan(start=start, most_streams=most, resolution=0.1, repeats=1)
+        search = ResidentSearch(config, CapacityRule(seconds=sizes.resident_s), plan, sizes.resident_search_s)
+        with in_dtype(self._model(context), dtype) as loaded:
+            loaded = with_label_rate(loaded, sizes.label_rate_hz)
+            search.run(loaded, self._clips, lambda record: self._save(record, f"capacity_{name}"), self._report)
+        freed()
         self._gather()
 
     def _predicted(self, context: tuple[int, int], graphed: bool) -> int:
