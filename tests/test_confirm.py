@@ -114,15 +114,15 @@ def test_in_a_study_of_capacity_a_configuration_that_breaks_the_limit_goes_on_wi
         evaluate=crowd,
     )
     host = Scripted(
-        lambda config: 100.0 * config.load.streams / (170 if config.asr.batching.max_batch_size == 32 else 100)
+        lambda config: 100.0 * config.load.streams / (150 if config.asr.batching.max_batch_size == 32 else 100)
     )
     live = confirm(result, host, ConfirmOptions(rounds=4, finalists=1))
     best = [row["streams"] for row in live.rows if row["label"] == "best"]
-    assert best[0] > 190 and best[1] == int(best[0] * 0.9) and best[2] == int(best[1] * 0.9) == best[3]
+    assert best[0] > 190 and best[1] == int(best[0] * 150 / best[0]) == best[2] == best[3], "down by what it missed"
     outcome = Outcome.of(result, live).data
-    assert outcome["best"]["live"]["streams"] == best[3] and outcome["best"]["live"]["runs"] == 2
+    assert outcome["best"]["live"]["streams"] == best[3] and outcome["best"]["live"]["runs"] == 3
     assert outcome["best"]["live"]["keeps_limits"] and outcome["default"]["live"]["streams"] == pytest.approx(99, abs=2)
-    assert outcome["gain"]["live_over_default_share"] > 0.5
+    assert outcome["gain"]["live_over_default_share"] > 0.45
 
 
 def test_a_live_run_that_was_refused_is_a_row_with_its_reason(

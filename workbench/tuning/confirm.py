@@ -5,8 +5,7 @@
     record.rows      # one per run: label, streams, latency_p95_ms, …, kept
 
 The winner runs twice a round, under two names (A/A): what differs between the two is noise. Every round goes through all of them in the other
-direction, so that a slow half minute falls on all alike. In a study of capacity a configuration that breaks a limit goes on with a tenth fewer
-streams. One host serves many studies: a model is loaded once, its graphs go on to serve the next recogniser.
+direction, so that a slow half minute falls on all alike. In a study of capacity a configuration that breaks a limit goes on with fewer streams. One host serves many studies: a model is loaded once, its graphs go on to serve the next recogniser.
 """
 
 from __future__ import annotations
@@ -38,7 +37,8 @@ from workbench.tuning.spec import STREAMS, StudySpec, with_rows
 # Traffic of the real runs: neither that of the trials nor that of their fresh comparison.
 LIVE_SEEDS = 3000
 AGAIN = "best_again"
-STEP_DOWN = 0.9
+# Of its streams, what a configuration that broke a limit goes on with: by how far it missed, within these.
+STEP_DOWN_LEAST, STEP_DOWN_MOST = 0.9, 0.5
 _DRAIN_S = 10.0
 _TRIES = 2
 
@@ -129,8 +129,8 @@ def confirm(result: StudyResult, host: LiveHost, options: ConfirmOptions | None 
             row = _row(spec, host, label, _at(entered[label], streams[label], number))
             rows.append({**row, "round": number + 1})
             host.say(f"  {spec.name}: {label}: {_told(spec, row)}")
-            if spec.finds_capacity and row["kept"] is False:  # a tenth fewer from here on
-                streams[label] = max(1, int(streams[label] * STEP_DOWN))
+            if spec.finds_capacity and row["kept"] is False:
+                streams[label] = max(1, int(streams[label] * _step_down(spec, row)))
     loaded = host.model(next(iter(entered.values())).asr)
     return Record(
         kind="confirm",
@@ -203,6 +203,12 @@ def _row(spec: StudySpec, host: LiveHost, label: str, config: Config) -> dict[st
     reason = record.notes[0] if record.counters.get("not_carried") else "; ".join(f"breaks {b}" for b in broken)
     kept_numbers = {k: v for k, v in numbers.items() if isinstance(v, int | float) and not isinstance(v, bool)}
     return {**row, **kept_numbers, "kept": not broken, "why": reason}
+
+
+def _step_down(spec: StudySpec, row: dict[str, Any]) -> float:
+    """What share of its streams a configuration goes on with: what it missed its upper limits by, if that says anything."""
+    shares = [c.limit / row[c.number] for c in spec.constraints if c.at_most and row.get(c.number, 0) > c.limit]
+    return min(STEP_DOWN_LEAST, max(STEP_DOWN_MOST, min(shares, default=STEP_DOWN_LEAST)))
 
 
 def _graphs(recognizer: Recognizer) -> dict[str, float]:
