@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.errors import RecordError
-from workbench.measure.campaign import gathered
+from workbench.errors import ConfigError, RecordError
+from workbench.measure.campaign import gathered, sizes_from
 from workbench.measure.capacity import CapacityRule, LevelRun, SearchPlan, find_capacity
+from workbench.measure.step_table import StepCell
 from workbench.results import Record
 from workbench.show.record_figure import record_figure
 
@@ -93,3 +94,11 @@ def test_a_table_of_steps_is_split_into_busy_and_idle():
 def test_a_record_with_nothing_to_draw_is_refused(kind):
     with pytest.raises(RecordError, match="nothing to draw"):
         record_figure(Record(kind))
+
+
+def test_the_sizes_of_a_sitting_come_from_json_and_know_their_names():
+    sizes = sizes_from({"model": "tiny", "batches": [1, 2], "cells": [[[56, 0], 1], [[56, 13], 2]]})
+    assert sizes.batches == (1, 2) and sizes.cells == (StepCell((56, 0), 1), StepCell((56, 13), 2))
+    assert sizes.paced_streams == sizes_from({}).paced_streams
+    with pytest.raises(ConfigError, match="got modle; allowed are model"):
+        sizes_from({"modle": "tiny"})

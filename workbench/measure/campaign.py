@@ -21,21 +21,23 @@ from typing import Any
 from workbench.config import Config, load_config, replace, to_dict
 from workbench.encoder.graphed import set_streaming_cuda_graphs
 from workbench.errors import ConfigError, GeneratorLagged, LoadNotCarried
-from workbench.measure.capacity import CapacityRule, SearchPlan, find_capacity
-from workbench.measure.capacity_engines import EngineSpec, model_levels, still_collector
+from workbench.measure.capacity import CapacityRule, LevelRun, SearchPlan, find_capacity
+from workbench.measure.capacity_engines import EngineSpec, level_config, model_levels, still_collector
 from workbench.measure.cost_table import CostTable
 from workbench.measure.costs import measure_costs
+from workbench.measure.loadgen import build_schedule
 from workbench.measure.paced import PacedOptions, run_paced
 from workbench.measure.resident_parts import ResidentSearch, freed, in_dtype, step_rows
 from workbench.measure.step_table import DEFAULT_CELLS, StepCell, profile_table
 from workbench.measure.steps import speech_clips
+from workbench.measure.twin import simulate
 from workbench.measure.twin_check import TwinCheck, check_twin
 from workbench.model.load import LoadedModel, load_model, set_context, with_label_rate
 from workbench.results import Record
 from workbench.runtime.recognizer import Recognizer
 
 BATCHED_KINDS = ("first", "second", "steady")
-BUSY_SHARE_AT_CAPACITY = 0.45  # two steps then fit into a chunk: the one that is waited for and one's own
+STARTS_AT = 0.6  # of what the twin predicts from costs of a lone loop, which are lower than those in traffic
 
 
 @dataclass(frozen=True)
@@ -56,10 +58,10 @@ class Sizes:
     repeats: int = 6
     paced_streams: tuple[int, ...] = (8, 32, 64, 128)
     paced_s: float = 10.0
-    twin_streams: tuple[int, ...] = (16, 48, 96)
-    twin_s: float = 3.5
+    twin_streams: tuple[int, ...] = (4, 12, 24)
+    twin_s: float = 3.0
     capacity_s: float = 8.0
-    capacity_search_s: float = 18.0
+    capacity_search_s: float = 20.0
     cells: tuple[StepCell, ...] = DEFAULT_CELLS
     label_rate_hz: float = 3.0
     max_symbols: int = 2
@@ -218,13 +220,22 @@ class Campaign:
         config = self._config(context, graphed, engine if graphed else "fused")
         rule = CapacityRule(seconds=sizes.capacity_s)
         spec = EngineSpec("pipeline" if graphed else "nemo-loop", config, decoder_graphs=sizes.nemo_decoder_graphs)
-        stop_s = time.perf_counter() + sizes.capacity_search_s
+        start_s, passed = time.perf_counter(), list[int]()
+
+        def on_level(so_far: Record, run: LevelRun) -> None:
+            passed.extend([run.streams] if run.passed else [])
+            self._report(f"{name}: {run.streams} {run.passed} {run.why}")
+
+        def go_on() -> bool:
+            """A search that has found no level yet gets longer, since without one it says nothing."""
+            return time.perf_counter() - start_s < sizes.capacity_search_s * (1 if passed else 3)
+
         record = find_capacity(
             model_levels(spec, rule, self._model(context), self._clips),
             rule,
             SearchPlan(start=self._predicted(context, graphed), resolution=0.1, repeats=1),
-            on_level=lambda record, run: self._report(f"{name}: {run.streams} {run.passed} {run.why}"),
-            go_on=lambda: time.perf_counter() < stop_s,
+            on_level=on_level,
+            go_on=go_on,
         )
         record.notes.append("all levels in one process, one run a level")
         self._save(record, f"capacity_{name}")
@@ -262,19 +273,24 @@ class Campaign:
         self._gather()
 
     def _predicted(self, context: tuple[int, int], graphed: bool) -> int:
-        """Streams to start a search at, from the cost table of this context."""
+        """Streams to start a search at: what the twin carries with the cost table of this context, less a margin."""
         part = "" if graphed else "_eager"
         suffix = "" if context == self.sizes.low else f"_{self._chunk_ms(context)}ms"
         path = self.out / f"stage_costs{part}{suffix}.json"
         if not path.exists():
             return max(self.sizes.paced_streams)
-        chunk_s, top = self._chunk_ms(context) / 1e3, max(self.sizes.batches)
-        table = CostTable.from_record(Record.load(path))
-        streams = table.busy_streams(chunk_s, BUSY_SHARE_AT_CAPACITY)
-        if streams == top:  # several of the largest batches fit into a chunk
-            steady_ms = float(table.quantiles_ms("steady", top)[128])
-            streams = int(top * max(1.0, BUSY_SHARE_AT_CAPACITY * chunk_s * 1e3 / steady_ms))
-        return max(1, streams)
+        costs = Record.load(path)
+        table, geometry = CostTable.from_record(costs), self._model(context).geometry
+        # A queue that fills ends an overloaded level of the simulation early.
+        config = replace(self._config(context, graphed), **{"asr.batching.max_queue_depth": 2048})
+        rule, samples = CapacityRule(seconds=self.sizes.capacity_s), [clip.size for clip in self._clips]
+
+        def simulated(streams: int) -> Record:
+            level = level_config(config, rule, streams)
+            return simulate(level, table, build_schedule(level.load, geometry, samples))
+
+        found = find_capacity(simulated, rule, SearchPlan(start=16, most_streams=4096, resolution=0.1, repeats=1))
+        return max(1, int(STARTS_AT * (found.numbers["capacity_streams"] or 1)))
 
     def _gather(self) -> None:
         records = {path.stem.removeprefix("capacity_"): Record.load(path) for path in self.out.glob("capacity_*.json")}

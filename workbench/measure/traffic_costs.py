@@ -45,7 +45,7 @@ def traffic_costs(
     try:
         for load in loads:
             try:
-                record = run_paced(recognizer, clips, load, options=PacedOptions(compare=False))
+                record = run_paced(recognizer, clips, load, options=PacedOptions(compare=False, most_late_share=0.5))
             except (GeneratorLagged, LoadNotCarried):
                 continue
             watch.sent_late_s.append(1e-3 * record.numbers["generator_late_p50_ms"])

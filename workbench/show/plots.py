@@ -99,6 +99,8 @@ def cost_curves(costs: Record) -> Figure:
     """Milliseconds of a step against its batch size, and per chunk in it; lines are medians, the band reaches up to p95."""
     shapes: dict[str, list[dict[str, Any]]] = {}
     for row in costs.rows:
+        if "ms_p50" not in row:  # what capturing a graph took is no cost of a step
+            continue
         shapes.setdefault(str(row.get("shape", "step")), []).append(row)
     if costs.kind != "costs" or not shapes:
         raise RecordError(
