@@ -89,6 +89,10 @@ class AsrConfig:
         allow_inf_nan=False,
     )
     cuda_graphs: bool = _option(False, "Replay the steady encoder step as one CUDA graph; no effect without CUDA.")
+    encoder: Literal["nemo", "resident"] = Field(
+        default="nemo",
+        description="nemo: NeMo's own step; resident: the slot-resident engine, encoder and decoder in one graph (fused pipeline only).",
+    )
     pipeline: Literal["fused", "staged"] = Field(
         default="fused",
         description="fused: one stage per step; staged: front end, encoder, predictor and joint batch apart.",

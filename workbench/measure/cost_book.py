@@ -24,7 +24,7 @@ from workbench.measure.twin import twin_runner
 from workbench.results import Record
 
 # What changes the costs themselves. A record says with which values it was measured.
-MATCHED = ("model", "att_context_size", "dtype", "cuda_graphs", "pipeline", "max_symbols", "label_rate_hz")
+MATCHED = ("model", "att_context_size", "dtype", "cuda_graphs", "encoder", "pipeline", "max_symbols", "label_rate_hz")
 
 
 @dataclass(frozen=True)

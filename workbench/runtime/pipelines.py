@@ -25,6 +25,7 @@ from workbench.errors import QueueFull, StreamClosed
 from workbench.runtime.encoding import StepItem, StepResult
 from workbench.runtime.ingress import IngressGate
 from workbench.runtime.offline_batches import OfflineBatches
+from workbench.runtime.resident_stage import ResidentStage
 from workbench.runtime.staged import RowWalk, StagedStage
 from workbench.runtime.stages import FusedStage
 from workbench.runtime.workers import EXECUTION_SLOTS, Lane, Wake, Workers
@@ -87,7 +88,12 @@ class FusedPipeline:
     """One lane: whole steps."""
 
     def __init__(
-        self, stage: FusedStage, batching: BatchingConfig, cap: int, offline: OfflineBatches, slots: int
+        self,
+        stage: FusedStage | ResidentStage,
+        batching: BatchingConfig,
+        cap: int,
+        offline: OfflineBatches,
+        slots: int,
     ) -> None:
         self._stage = stage
         self._batcher: MicroBatcher[Task] = MicroBatcher.from_config(batching, cap, StageMetrics("step"))

@@ -23,13 +23,14 @@ import numpy.typing as npt
 from workbench.batching.buckets import checked_ladder, default_ladder
 from workbench.batching.metrics import StageMetrics
 from workbench.config import Config, effective_batch_cap
-from workbench.errors import ConfigError, StreamClosed
+from workbench.errors import ConfigError, ModelError, StreamClosed
 from workbench.model.load import LoadedModel, load_configured
 from workbench.runtime.arena import StateArena
-from workbench.runtime.encoding import StepItem, StepResult, prompt_index
+from workbench.runtime.encoding import RowEncoder, StepItem, StepResult, prompt_index
 from workbench.runtime.frontend import AudioBuffer
 from workbench.runtime.offline_batches import OfflineBatches, transcribe_offline
 from workbench.runtime.pipelines import FusedPipeline, Pipeline, StagedPipeline
+from workbench.runtime.resident_stage import ResidentRows, ResidentStage
 from workbench.runtime.staged import StagedStage
 from workbench.runtime.stages import FusedStage
 from workbench.runtime.stream import Event, Stream, StreamOptions
@@ -47,24 +48,17 @@ class Recognizer:
     """One model, one arena and, with batching on, one pipeline."""
 
     def __init__(self, loaded: LoadedModel, config: Config, slots: int | None = None) -> None:
-        import torch
-
         batching = config.asr.batching
         # Where the host's cores are the device, a batch formed before the device is free is only a smaller batch.
         slots = slots or (1 if loaded.device == "cpu" else EXECUTION_SLOTS)
-        if config.asr.cuda_graphs and loaded.device == "cpu":
-            loaded = dataclasses.replace(
-                loaded, notes=(*loaded.notes, "asr.cuda_graphs: no CUDA here, every step runs eagerly")
-            )
         self.loaded, self.config = loaded, config
         self.batch_cap, self.batch_cap_set_by = effective_batch_cap(batching)
-        ladder = self._graphed_ladder()
-        staged = config.asr.pipeline == "staged"
-        self.arena = StateArena(
-            loaded.model, batching.state_arena_slots, loaded.device, getattr(torch, loaded.dtype),
-            staged_frames=loaded.geometry.chunk_frames if staged else None,
-        )  # fmt: skip
-        self.stage: FusedStage | StagedStage = (StagedStage if staged else FusedStage)(loaded, self.arena, ladder)
+        self.arena: StateArena | ResidentRows
+        self.stage: FusedStage | StagedStage | ResidentStage
+        if (resident := self._resident()) is not None:
+            self.arena, self.stage = resident.arena, resident
+        else:
+            self.arena, self.stage = self._nemo()
         self.detokenizer = Detokenizer(loaded.model)
         self.closed = False
         self._open_streams: set[Stream] = set()
@@ -74,7 +68,7 @@ class Recognizer:
         self.pipeline: Pipeline | None = None
         if batching.enabled and isinstance(self.stage, StagedStage):
             self.pipeline = StagedPipeline(self.stage, batching, self.batch_cap, self.offline, slots)
-        elif batching.enabled and isinstance(self.stage, FusedStage):
+        elif batching.enabled and not isinstance(self.stage, StagedStage):
             self.pipeline = FusedPipeline(self.stage, batching, self.batch_cap, self.offline, slots)
 
     @classmethod
@@ -139,7 +133,9 @@ class Recognizer:
             return copy.deepcopy([*self.pipeline.stages(), *self.offline.stages()])
 
     def graph_counters(self) -> dict[str, Any]:
-        """Captured, replayed and eager steps of the graphed encoder; empty where it is off."""
+        """Captured, replayed and eager steps of the graphed encoder, empty where it is off; of a resident engine, its own counts."""
+        if isinstance(self.stage, ResidentStage):
+            return self.stage.counters()
         from workbench.encoder.graphed import attached_step
 
         step = attached_step(self.loaded.model.encoder)
@@ -155,8 +151,18 @@ class Recognizer:
 
         Where the step is graphed, every batch size of the ladder is captured here. Call it before streams are open.
         """
-        encoder = self.stage.encoder
-        ladder, row = encoder.ladder, self.arena.acquire()
+        row = self.arena.acquire()
+        try:
+            if isinstance(self.stage, ResidentStage):
+                self.stage.warm_up(self.batch_cap)
+                self._silence(row, steps)
+            else:
+                self._warm_up_nemo(self.stage.encoder, row, steps)
+        finally:
+            self.arena.release(row)
+
+    def _warm_up_nemo(self, encoder: RowEncoder, row: int, steps: int) -> None:
+        ladder = encoder.ladder
         try:
             for size in ladder or (1,):
                 encoder.ladder = None if ladder is None else (size,)
@@ -165,7 +171,6 @@ class Recognizer:
                     self._silence(row, steps)
         finally:
             encoder.ladder = ladder
-            self.arena.release(row)
 
     def _silence(self, row: int, steps: int) -> None:
         import numpy as np
@@ -194,10 +199,51 @@ class Recognizer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _note(self, note: str) -> None:
+        self.loaded = dataclasses.replace(self.loaded, notes=(*self.loaded.notes, note))
+
+    def _resident(self) -> ResidentStage | None:
+        """The resident stage if it is wanted and this model has one; what was chosen is a note."""
+        asr, loaded = self.config.asr, self.loaded
+        if asr.encoder != "resident":
+            return None
+        if asr.pipeline != "fused":
+            raise ConfigError(f"asr.pipeline: got {asr.pipeline} with asr.encoder: resident; allowed is fused")
+        rows = ResidentRows(asr.batching.state_arena_slots)
+        try:
+            # Without batching only a measurement runs more than one stream at a time: sizes for it, none of them warmed up.
+            ladder = self._ladder() if asr.batching.enabled or asr.batch_buckets else default_ladder(rows.rows)
+            stage = ResidentStage(loaded, rows, ladder)
+        except ModelError as reason:
+            self._note(f"asr.encoder: nemo instead of resident, since {reason}")
+            return None
+        self._note("asr.encoder: resident")
+        if asr.cuda_graphs:
+            self._note("asr.cuda_graphs: no effect with asr.encoder: resident, whose steps are always captured on CUDA")
+        return stage
+
+    def _nemo(self) -> tuple[StateArena, FusedStage | StagedStage]:
+        """NeMo's step, graphed if that is wanted and possible, on an arena of its caches."""
+        import torch
+
+        asr = self.config.asr
+        if asr.cuda_graphs and self.loaded.device == "cpu":
+            self._note("asr.cuda_graphs: no CUDA here, every step runs eagerly")
+        loaded = self.loaded
+        ladder, staged = self._graphed_ladder(), asr.pipeline == "staged"
+        arena = StateArena(
+            loaded.model, asr.batching.state_arena_slots, loaded.device, getattr(torch, loaded.dtype),
+            staged_frames=loaded.geometry.chunk_frames if staged else None,
+        )  # fmt: skip
+        return arena, (StagedStage if staged else FusedStage)(loaded, arena, ladder)
+
+    def _ladder(self) -> tuple[int, ...]:
+        sizes = self.config.asr.batch_buckets
+        return checked_ladder(sizes, self.batch_cap) if sizes else default_ladder(self.batch_cap)
+
     def _graphed_ladder(self) -> tuple[int, ...] | None:
         """Graph the encoder if that is wanted and possible; the batch sizes that it then runs at."""
-        sizes = self.config.asr.batch_buckets
-        ladder = checked_ladder(sizes, self.batch_cap) if sizes else default_ladder(self.batch_cap)
+        ladder = self._ladder()
         if not self.config.asr.cuda_graphs or self.loaded.device == "cpu":
             return None
         from workbench.encoder.graphed import attached_step, set_streaming_cuda_graphs
@@ -213,6 +259,10 @@ class Recognizer:
     def _bias(self, bias: npt.ArrayLike | None) -> Any:
         if bias is None:
             return None
+        if isinstance(self.stage, ResidentStage):
+            raise ConfigError(
+                "bias: got one with asr.encoder: resident, which takes none; allowed is asr.encoder: nemo"
+            )
         import numpy as np
         import torch
 

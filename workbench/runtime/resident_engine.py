@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from workbench.batching.buckets import bucket_for
 from workbench.encoder.resident import ResidentEncoder
+from workbench.errors import DeviceMemoryError
 from workbench.model.load import LoadedModel
 from workbench.runtime.encoding import prompted
 from workbench.runtime.frontend import MelFrontend
@@ -58,12 +59,14 @@ class Flight:
 
 
 class ResidentEngine:
-    """`rows` streams of one model; `ladder`: batch sizes that are captured. Raises ModelError for a model without a resident path."""
+    """`rows` streams of one model; `ladder`: batch sizes that are captured. Raises ModelError for a model without a resident path, and
+    DeviceMemoryError for more rows than the GPU has memory for."""
 
     def __init__(self, loaded: LoadedModel, rows: int, ladder: Sequence[int], max_symbols: int = 10) -> None:
         self.loaded, self.geometry, self.ladder = loaded, loaded.geometry, tuple(ladder)
         self.device, self.rows = torch.device(loaded.device), rows
         self.dtype: torch.dtype = getattr(torch, loaded.dtype)
+        _check_memory(loaded, rows)
         model = loaded.model
         self.frontend = MelFrontend(model.preprocessor.featurizer, loaded.device)
         self.encoder = ResidentEncoder(model.encoder, rows, self.dtype)
@@ -100,10 +103,10 @@ class ResidentEngine:
         self.decoder.reset(index)
 
     @torch.inference_mode()
-    def warm_up(self, kinds: Sequence[Kind] | None = None) -> None:
-        """Capture every kind and batch size now; only the scratch row is touched."""
+    def warm_up(self, kinds: Sequence[Kind] | None = None, sizes: Sequence[int] | None = None) -> None:
+        """Capture kinds and batch sizes now, by default all; only the scratch row is touched."""
         for kind in kinds or self.kinds():
-            for size in self.ladder:
+            for size in sizes or self.ladder:
                 self._graph(kind, size)
 
     @torch.inference_mode()
@@ -318,8 +321,22 @@ def row_bytes(loaded: LoadedModel) -> int:
     ring = geometry.left_frames + geometry.chunk_frames
     conv = encoder.layers[0].conv.kernel_size - 1 + geometry.chunk_frames
     values = len(encoder.layers) * (2 * ring + conv) * int(encoder.d_model)
-    values += 2 * decoder.pred_rnn_layers * decoder.pred_hidden + loaded.model.joint.joint_hidden
-    return values * torch.finfo(getattr(torch, loaded.dtype)).bits // 8 + 12
+    values += 2 * getattr(decoder, "pred_rnn_layers", 0) * decoder.pred_hidden + loaded.model.joint.joint_hidden
+    return int(values * torch.finfo(getattr(torch, loaded.dtype)).bits // 8 + 12)
+
+
+def _check_memory(loaded: LoadedModel, rows: int) -> None:
+    if loaded.device == "cpu":
+        return
+    device, needed = torch.device(loaded.device), (rows + 1) * row_bytes(loaded)
+    # What PyTorch holds for reuse is free as well.
+    held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    free = torch.cuda.mem_get_info(device)[0] + held
+    if needed > 0.95 * free:
+        raise DeviceMemoryError(
+            f"resident rows: got {rows}, which need {needed / 2**30:.1f} GiB; the GPU has {free / 2**30:.1f} GiB free, enough for "
+            f"{int(0.95 * free / row_bytes(loaded))}"
+        )
 
 
 def _carried(work: Work) -> list[torch.Tensor]:
