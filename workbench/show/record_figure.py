@@ -3,7 +3,7 @@
     record_figure(Record.load("studies/h200/capacity.json")).savefig("capacity.png")
 
 One function per kind of record, all from what the record holds. A kind without a drawing of its own gets bars of those of its numbers that
-share a unit. Series differ by colour, line and marker or hatch (see `plots`), and passed and failed by filled and hollow markers.
+share a unit, or of its rows. Series differ by colour, line and marker or hatch (see `plots`), and passed and failed by filled and hollow markers.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def number_bars(record: Record) -> Figure:
     """Bars of those numbers that share the most frequent unit."""
     plain = {k: float(v) for k, v in record.numbers.items() if isinstance(v, int | float) and not isinstance(v, bool)}
     if not plain:
-        raise RecordError(f"a record of kind {record.kind!r} without numbers: there is nothing to draw")
+        return row_bars(record)
     units = Counter(_unit(name) for name in plain)
     unit = units.most_common(1)[0][0]
     shown = {name: value for name, value in plain.items() if _unit(name) == unit}
@@ -203,6 +203,21 @@ def number_bars(record: Record) -> Figure:
         None,
     )
     axes.set_xlabel(title(f"value{unit}").partition(", ")[2] or unit.replace("_", " ").strip() or "count")
+    return figure
+
+
+def row_bars(record: Record) -> Figure:
+    """A bar per row: its last column of milliseconds (of any fractions if there is none), labelled with what is not a fraction."""
+    measured = [name for row in record.rows for name, value in row.items() if isinstance(value, float)]
+    if not measured:
+        raise RecordError(f"a record of kind {record.kind!r} without numbers: there is nothing to draw")
+    name = next((name for name in reversed(measured) if name.endswith("_ms")), measured[-1])
+    rows = [row for row in record.rows if isinstance(row.get(name), float)]
+    labels = [" ".join(str(value)[:24] for value in row.values() if not isinstance(value, float)) for row in rows]
+    figure = Figure(figsize=(9.0, 1.0 + 0.34 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    _bars(axes, labels, {name: [row[name] for row in rows]}, None)
+    axes.set_xlabel(title(name))
     return figure
 
 
