@@ -116,6 +116,13 @@ class ResidentRun:
 
     def play(self, progress: Callable[[float], None] = lambda seconds: None) -> None:
         """Run every chunk of the schedule; returns when the last is done."""
+        try:
+            self._play(progress)
+        finally:
+            if self._flight is not None:  # a run that is given up leaves no step under way
+                self._land()
+
+    def _play(self, progress: Callable[[float], None]) -> None:
         self._origin_s, reported_s = time.perf_counter() + _LEAD_S, 0.0
         while self._left:
             now = self._now()
