@@ -208,7 +208,7 @@ def test_capacity_of_the_twin_and_of_the_recogniser(run, project, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--engine", "cpp"], "allowed are pipeline, nemo-loop, twin"),
+        (["--engine", "cpp"], "allowed are pipeline, nemo-loop, resident, twin"),
         (["--engine", "twin"], "a cost record goes with"),
         (["--seconds", "0"], "allowed are seconds > 0"),
         (["--model", "tiny", "--start", "0"], "1 <= start"),
