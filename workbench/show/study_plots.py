@@ -22,6 +22,8 @@ from workbench.results import Record
 from workbench.show.plots import MUTED, STYLES, figure_axes, title
 
 DEFAULT, BEST = "#D55E00", "#009E73"
+# More points than this are drawn as pixels: as shapes they would make a report of megabytes.
+MOST_SHAPES = 60
 
 
 def history(study: Record, axes: Axes | None = None) -> Figure:
@@ -39,7 +41,7 @@ def history(study: Record, axes: Axes | None = None) -> Figure:
         rows = [row for row in finished if _group(row) == label]
         if rows:
             heights = [min(row["values"][name], top) for row in rows]
-            axes.scatter([row["trial"] for row in rows], heights, s=26, label=label, **look)
+            axes.scatter([r["trial"] for r in rows], heights, s=26, label=label, rasterized=_many(finished), **look)
     feasible = [row for row in finished if row["feasible"]]
     if feasible:
         best = np.minimum.accumulate([sign * row["values"][name] for row in feasible]) * sign
@@ -86,7 +88,8 @@ def parameter_slices(study: Record) -> Figure:
             rows = [row for row in finished if _group(row) == label]
             heights = [min(row["values"][name], top) for row in rows]
             if rows:
-                axes.scatter([_place(options, row["params"][key]) for row in rows], heights, s=24, label=label, **look)
+                places = [_place(options, row["params"][key]) for row in rows]
+                axes.scatter(places, heights, s=24, label=label, rasterized=_many(finished), **look)
         for label, number, mark in marks:
             for row in (row for row in finished if row["trial"] == number):
                 place, height = _place(options, row["params"][key]), min(row["values"][name], top)
@@ -138,7 +141,8 @@ def contour(study: Record, axes: Axes | None = None) -> Figure:
     triangles = Triangulation(scaled[0] / spans[0], scaled[1] / spans[1])
     drawn = Triangulation(places[0], places[1], triangles.triangles)
     filled = axes.tricontourf(drawn, np.minimum(heights, top), levels=10, cmap="viridis")
-    axes.scatter(places[0], places[1], s=9, color="white", edgecolors="black", linewidths=0.4)
+    filled.set_rasterized(_many(rows))
+    axes.scatter(*places, s=9, color="white", edgecolors="black", linewidths=0.4, rasterized=_many(rows))
     for axis, options, setter in zip((axes.xaxis, axes.yaxis), spaces, (axes.set_xscale, axes.set_yscale), strict=True):
         if options.get("log"):
             setter("log", base=2)
@@ -161,13 +165,14 @@ def pareto(study: Record, axes: Axes | None = None) -> Figure:
         if row["trial"] in study.counters["pareto_trials"]
     )
     figure, axes = figure_axes(axes, (5.4, 4.2))
+    kept = [row["values"] for row in finished if row["feasible"]] or [row["values"] for row in finished]
+    edges = {number: _edges([values[number] for values in kept]) for number in (first, second)}
     for feasible, marker, colour in ((True, "o", STYLES[0][0]), (False, "x", MUTED)):
         rows = [row["values"] for row in finished if row["feasible"] is feasible]
         if rows:
             label = "trial" if feasible else "breaks a limit"
-            axes.scatter(
-                [r[first] for r in rows], [r[second] for r in rows], s=24, marker=marker, color=colour, label=label
-            )
+            x, y = (np.clip([r[number] for r in rows], *edges[number]) for number in (first, second))
+            axes.scatter(x, y, s=24, marker=marker, color=colour, label=label, rasterized=_many(finished))
     axes.plot(
         *np.asarray(front).reshape(-1, 2).T, color=STYLES[1][0], linewidth=2, marker="s", markersize=4, label="front"
     )
@@ -202,6 +207,16 @@ def _ceiling(study: Record, name: str, finished: Sequence[Mapping[str, Any]]) ->
     kept += [value for value in [study.numbers.get(f"default_{name}")] if value is not None]
     spread = max(kept) - min(kept)
     return float(max(kept) + 0.12 * (spread or abs(max(kept)) or 1.0))
+
+
+def _edges(values: Sequence[float]) -> tuple[float, float]:
+    """Where a panel ends: a little beyond the trials that keep the limits; others are drawn at its edge."""
+    spread = (max(values) - min(values)) or abs(max(values)) or 1.0
+    return min(values) - 0.08 * spread, max(values) + 0.08 * spread
+
+
+def _many(rows: Sequence[Any]) -> bool:
+    return len(rows) > MOST_SHAPES
 
 
 def _scale(axes: Axes, options: Mapping[str, Any]) -> None:

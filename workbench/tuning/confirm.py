@@ -38,7 +38,7 @@ from workbench.tuning.spec import STREAMS, StudySpec, with_rows
 LIVE_SEEDS = 3000
 AGAIN = "best_again"
 # Of its streams, what a configuration that broke a limit goes on with: by how far it missed, within these.
-STEP_DOWN_LEAST, STEP_DOWN_MOST = 0.9, 0.5
+STEP_DOWN_LEAST, STEP_DOWN_MOST, STEP_DOWN_LAGGED = 0.9, 0.5, 0.7
 _DRAIN_S = 10.0
 _TRIES = 2
 
@@ -131,6 +131,8 @@ def confirm(result: StudyResult, host: LiveHost, options: ConfirmOptions | None 
             host.say(f"  {spec.name}: {label}: {_told(spec, row)}")
             if spec.finds_capacity and row["kept"] is False:
                 streams[label] = max(1, int(streams[label] * _step_down(spec, row)))
+            elif spec.finds_capacity and row["kept"] is None:  # more than this machine's load generator can speak
+                streams[label] = max(1, int(streams[label] * STEP_DOWN_LAGGED))
     loaded = host.model(next(iter(entered.values())).asr)
     return Record(
         kind="confirm",

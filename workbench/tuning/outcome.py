@@ -267,6 +267,8 @@ def _section(
             **dict(zip([o.number for o in result.spec.objectives], fresh["values"], strict=True)),
         }
         twin = {"keeps_limits": all(excess <= 0 for excess in fresh["excess"].values()), **_shown(result, numbers)}
+    if result.spec.finds_capacity and twin is not None:  # the level that it was judged to carry, not that of its trial
+        plain["load"]["streams"] = int(twin["streams"])
     return {
         "configuration": {key: _at(plain, key) for key in keys if result.spec.offline is None or key != STREAMS},
         "twin": twin,

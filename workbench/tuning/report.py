@@ -30,6 +30,8 @@ INK_LIGHT, INK_DARK = "#1f2328", "#d7dce2"
 TEMPLATE = "report.html.j2"
 # Wider charts do not stand beside another.
 WIDE_INCHES = 6.0
+# Of the parts of a chart that are drawn as pixels.
+PIXELS_PER_INCH = 110
 # Bars darker than this would vanish on a dark page; they are drawn in ink.
 NEARLY_BLACK = 0.2
 
@@ -140,7 +142,9 @@ def svg(figure: Figure, ink: str) -> bytes:
         for patch in figure.findobj(Patch):
             if patch.get_fill() and max(to_rgb(patch.get_facecolor())) < NEARLY_BLACK:
                 patch.set_facecolor(ink)
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+        figure.savefig(
+            buffer, format="svg", dpi=PIXELS_PER_INCH, transparent=True, metadata={"Date": None, "Creator": None}
+        )
     return buffer.getvalue()
 
 
