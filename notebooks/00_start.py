@@ -24,6 +24,7 @@
 # | [6 · Tuning with Optuna](06_tuning.ipynb) | which settings are best for this load? | 20 s |
 # | [7 · The digital twin](07_digital_twin.ipynb) | can a simulation be believed? | 45 s |
 # | [8 · Reading our H200 results](08_h200_results.ipynb) | what was measured on a GPU, and what was not? | 10 s |
+# | [9 · The fast path](09_fast_path.ipynb) | how near can a step come to the floor, and is it still right? | 30 s |
 #
 # No GPU and no network is needed. Each can be read as it is, with its committed output, or run with *Run → Run All Cells*.
 #
