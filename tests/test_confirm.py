@@ -123,6 +123,11 @@ def test_in_a_study_of_capacity_a_configuration_that_breaks_the_limit_goes_on_wi
     assert outcome["best"]["live"]["streams"] == best[3] and outcome["best"]["live"]["runs"] == 3
     assert outcome["best"]["live"]["keeps_limits"] and outcome["default"]["live"]["streams"] == pytest.approx(99, abs=2)
     assert outcome["gain"]["live_over_default_share"] > 0.45
+    lower = confirm(
+        result, Scripted(lambda config: 100.0 * config.load.streams / 20), ConfirmOptions(rounds=1, finalists=1)
+    )
+    levels = [row["streams"] for row in lower.rows if row["label"] == "best"]
+    assert len(levels) == 5 and lower.rows[-1]["kept"] and levels[-1] <= 20, "rounds more for whoever is still too high"
 
 
 def test_a_live_run_that_was_refused_is_a_row_with_its_reason(

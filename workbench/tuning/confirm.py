@@ -39,6 +39,8 @@ LIVE_SEEDS = 3000
 AGAIN = "best_again"
 # Of its streams, what a configuration that broke a limit goes on with: by how far it missed, within these.
 STEP_DOWN_LEAST, STEP_DOWN_MOST, STEP_DOWN_LAGGED = 0.9, 0.5, 0.7
+# Rounds more for the configurations of a study of capacity whose last run was above what they carry.
+EXTRA_ROUNDS = 4
 _DRAIN_S = 10.0
 _TRIES = 2
 
@@ -120,12 +122,13 @@ def confirm(result: StudyResult, host: LiveHost, options: ConfirmOptions | None 
     }
     streams = {label: config.load.streams for label, config in entered.items()}
     rows: list[dict[str, Any]] = []
-    for number in range(options.rounds):
+    for number in range(options.rounds + (EXTRA_ROUNDS if spec.finds_capacity else 0)):
+        turn = _turn(list(entered), rows, number, options.rounds)
         took_s = time.perf_counter() - begun
-        if number and took_s * (number + 1) / number > options.budget_s:
-            host.say(f"  {spec.name}: {number} of {options.rounds} rounds; the next would pass {options.budget_s:g} s")
+        if rows and took_s * (1 + len(turn) / len(rows)) > options.budget_s:
+            host.say(f"  {spec.name}: {number} rounds; the next would pass {options.budget_s:g} s")
             break
-        for label in list(entered)[:: -1 if number % 2 else 1]:
+        for label in turn:
             row = _row(spec, host, label, _at(entered[label], streams[label], number))
             rows.append({**row, "round": number + 1})
             host.say(f"  {spec.name}: {label}: {_told(spec, row)}")
@@ -205,6 +208,12 @@ def _row(spec: StudySpec, host: LiveHost, label: str, config: Config) -> dict[st
     reason = record.notes[0] if record.counters.get("not_carried") else "; ".join(f"breaks {b}" for b in broken)
     kept_numbers = {k: v for k, v in numbers.items() if isinstance(v, int | float) and not isinstance(v, bool)}
     return {**row, **kept_numbers, "kept": not broken, "why": reason}
+
+
+def _turn(labels: list[str], rows: list[dict[str, Any]], number: int, rounds: int) -> list[str]:
+    """Who runs in a round, and in which order; in the rounds beyond the last only who has not found its level."""
+    last = {row["label"]: row["kept"] for row in rows}
+    return [label for label in labels if number < rounds or last.get(label) is not True][:: -1 if number % 2 else 1]
 
 
 def _step_down(spec: StudySpec, row: dict[str, Any]) -> float:
