@@ -17,7 +17,7 @@
 # **What you will see:** how much time a step must take, how far the bit-exact graph is from that, what each change gained, and the proof beside
 # each gain: the fast step's frames are those of NeMo.
 #
-# GPU figures come from records of one H200; the equality is computed here, on this machine. About half a minute.
+# GPU figures come from records of one H200; the equality is computed here, on this machine. Takes about half a minute.
 
 # %%
 # %matplotlib inline
@@ -205,7 +205,7 @@ columns = {
 live[list(columns)].rename(columns=columns).round(1)
 
 # %% [markdown]
-# ## Try next
+# ## Try
 # - `workbench transcribe --set asr.encoder=resident YOUR.wav`: the same words; where the model has no resident step the reason is told.
 # - On a GPU: `python studies/h200/run_fast.py OUT` measures this table, `workbench capacity --engine resident` counts live streams.
 # - [docs/fast_path.md](../docs/fast_path.md) has the design, [studies/LOG.md](../studies/LOG.md) what did not work.

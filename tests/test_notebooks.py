@@ -81,8 +81,8 @@ def read(path):
     return json.loads(path.read_text(encoding="utf-8")), path.with_suffix(".py").read_text(encoding="utf-8")
 
 
-def test_there_are_eight_in_order():
-    assert [path.name[:2] for path in TUTORIALS] == [f"{number:02}" for number in range(1, 9)]
+def test_they_are_nine_in_order():
+    assert [path.name[:2] for path in TUTORIALS] == [f"{number:02}" for number in range(1, 10)]
 
 
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
