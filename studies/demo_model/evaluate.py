@@ -85,37 +85,20 @@ def wer_by_set(clips: list[dict], texts: list[str]) -> dict[str, dict[str, float
     return result
 
 
-def choose_blank_bias(model, clips: list[dict], offsets: list[float]) -> dict[str, float]:
-    """Lowers the blank's output bias by the offset with the least word error rate; returns the rate of each offset.
-
-    The rate is the mean over the longest and the shortest context. Trying stops after two offsets without a gain, so
-    offsets must rise. The clips must not be those that are reported on.
-    """
-    bias = model.joint.joint_net[-1].bias.detach()  # shares the model's memory
-    start, contexts = float(bias[-1]), [list(c) for c in model.encoder.att_context_size_all]
-    rates: dict[float, float] = {}
-    for offset in offsets:
-        bias[-1] = start - offset
-        found = [wer_by_set(clips, transcribe(model, clips, context)) for context in (contexts[0], contexts[-1])]
-        rates[offset] = float(np.mean([numbers["wer_percent"] for sets in found for numbers in sets.values()]))
-        print(f"blank bias -{offset}: dev WER {rates[offset]:.2f} %", flush=True)
-        if len(rates) >= 3 and min(rates, key=rates.__getitem__) not in list(rates)[-2:]:
-            break
-    bias[-1] = start - min(rates, key=rates.__getitem__)
-    return {str(offset): round(rate, 2) for offset, rate in rates.items()}
-
-
-def evaluate(model, clips: list[dict]) -> dict:
-    """A record: the word error rates of every context of the model, and the transcripts at the first."""
+def environment(model) -> dict:
+    """What a record says about where and how it was made."""
     device = next(model.parameters()).device
-    record: dict = {
-        "mode": "offline, streaming attention mask",
+    return {
         "device": "CPU" if device.type == "cpu" else "one H200",
         "torch": torch.__version__,
         "python": platform.python_version(),
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "contexts": {},
     }
+
+
+def evaluate(model, clips: list[dict]) -> dict:
+    """A record: the word error rates of every context of the model, and the transcripts at the first."""
+    record: dict = {"mode": "offline, streaming attention mask", **environment(model), "contexts": {}}
     contexts = [list(context) for context in model.encoder.att_context_size_all]
     for context in contexts:
         texts = transcribe(model, clips, context)

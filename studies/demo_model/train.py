@@ -21,9 +21,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from augment import augment, mask
+from blank_bias import choose_blank_bias
 from build import build, export, load_config, prepare, train_tokenizer
 from data import AudioBlock, Loader, Plan, Planner, Pool, frame_targets, render, to_device
-from evaluate import choose_blank_bias, evaluate, read_clips, read_shards, transcribe, wer_by_set
+from evaluate import evaluate, read_clips, read_shards, transcribe, wer_by_set
 from nemo.core.classes.common import typecheck
 from transducer import transducer_loss
 
@@ -293,9 +294,10 @@ def main() -> None:
     trainer.swap_average()
     clips, dev = human + read_shards(arguments.shards), read_shards(arguments.shards, "dev")
     before = evaluate(trainer.model, clips)["contexts"] if dev else {}
-    rates = choose_blank_bias(trainer.model, dev, list(settings.blank_offsets)) if dev else {}
+    offsets, equal = list(settings.blank_offsets), settings.blank_equal_percent
+    lowered_by, rates = choose_blank_bias(trainer.model, dev, offsets, equal) if dev else (0.0, {})
     record = evaluate(trainer.model, clips)
-    record["blank_bias"] = {"lowered_by": min(rates, key=rates.__getitem__, default="0"), "dev_wer_percent": rates}
+    record["blank_bias"] = {"lowered_by": lowered_by, "dev_wer_percent": rates}
     record["contexts_before_blank_bias"] = before
     record["training"] = {
         "steps": trainer.step,

@@ -24,9 +24,7 @@ from workbench.model.shapes import SHAPES, build_model
 DEMO_MODEL = Path(__file__).parents[1] / "data" / "demo.nemo"
 # The demo model streams at its shortest look-ahead unless told otherwise: it is there to show live recognition.
 DEMO_CONTEXT = (56, 0)
-UNDER_TRAINED = (
-    "the demo model is small and under-trained (its word error rate: workbench/data/MODEL_CARD.md); expect wrong words"
-)
+UNRELIABLE = "the demo model is small and far from reliable (its word error rate: workbench/data/MODEL_CARD.md); expect wrong words"
 UNTRAINED = "untrained weights: transcripts of this model are nonsense; only its timing is meaningful"
 
 
@@ -62,7 +60,7 @@ def load_model(
     model = _place(model, device, dtype)
     set_decoding(model, max_symbols)
     geometry = set_context(model, DEMO_CONTEXT if att_context_size is None and name == "demo" else att_context_size)
-    notes = (UNDER_TRAINED,) if name == "demo" else () if trained else (UNTRAINED,)
+    notes = (UNRELIABLE,) if name == "demo" else () if trained else (UNTRAINED,)
     contexts = tuple((int(left), int(right)) for left, right in model.encoder.att_context_size_all)
     return LoadedModel(model, name, geometry, contexts, device, dtype, trained, notes)
 
