@@ -89,9 +89,10 @@ class AsrConfig:
         allow_inf_nan=False,
     )
     cuda_graphs: bool = _option(False, "Replay the steady encoder step as one CUDA graph; no effect without CUDA.")
-    encoder: Literal["nemo", "resident"] = Field(
+    encoder: Literal["nemo", "resident", "auto"] = Field(
         default="nemo",
-        description="nemo: NeMo's own step; resident: the slot-resident engine, encoder and decoder in one graph (fused pipeline only).",
+        description="nemo: NeMo's own step; resident: the slot-resident engine, encoder and decoder in one graph (fused pipeline only); auto: "
+        "resident on CUDA once its step has equalled NeMo's on this model, else nemo.",
     )
     pipeline: Literal["fused", "staged"] = Field(
         default="fused",

@@ -205,7 +205,10 @@ class Recognizer:
     def _resident(self) -> ResidentStage | None:
         """The resident stage if it is wanted and this model has one; what was chosen is a note."""
         asr, loaded = self.config.asr, self.loaded
-        if asr.encoder != "resident":
+        if asr.encoder == "nemo":
+            return None
+        if asr.encoder == "auto" and (reason := self._why_not_auto()) is not None:
+            self._note(f"asr.encoder: auto chose nemo, since {reason}")
             return None
         if asr.pipeline != "fused":
             raise ConfigError(f"asr.pipeline: got {asr.pipeline} with asr.encoder: resident; allowed is fused")
@@ -217,10 +220,29 @@ class Recognizer:
         except ModelError as reason:
             self._note(f"asr.encoder: nemo instead of resident, since {reason}")
             return None
-        self._note("asr.encoder: resident")
+        if asr.encoder == "auto" and not (found := stage.equality()).holds:
+            self._note(
+                f"asr.encoder: auto chose nemo, since the resident step differs by {found.relative_error:.1e} on this model "
+                f"(allowed {found.allowed:.0e})"
+            )
+            return None
+        self._note(
+            "asr.encoder: resident"
+            if asr.encoder == "resident"
+            else f"asr.encoder: auto chose resident, whose step differs from NeMo's by {found.relative_error:.1e} on this model (allowed {found.allowed:.0e})"
+        )
         if asr.cuda_graphs:
             self._note("asr.cuda_graphs: no effect with asr.encoder: resident, whose steps are always captured on CUDA")
         return stage
+
+    def _why_not_auto(self) -> str | None:
+        """What speaks against the resident step before it is tried."""
+        asr = self.config.asr
+        if asr.pipeline != "fused":
+            return f"asr.pipeline is {asr.pipeline}"
+        if asr.cuda_graphs:
+            return "asr.cuda_graphs asks for NeMo's own step as a graph"
+        return "there is no CUDA here" if self.loaded.device == "cpu" else None
 
     def _nemo(self) -> tuple[StateArena, FusedStage | StagedStage]:
         """NeMo's step, graphed if that is wanted and possible, on an arena of its caches."""

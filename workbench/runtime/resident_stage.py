@@ -17,6 +17,8 @@ import numpy as np
 
 from workbench.batching.buckets import bucket_for
 from workbench.batching.slots import SlotAllocator
+from workbench.encoder.resident import ResidentEncoder
+from workbench.encoder.resident_check import CHECK_ROWS, Equality, equality
 from workbench.errors import ConfigError, ModelError
 from workbench.geometry import Chunk
 from workbench.model.load import LoadedModel
@@ -72,6 +74,10 @@ class ResidentStage:
         self.engine = ResidentEngine(loaded, arena.rows, ladder, decoding_computer(loaded.model).max_symbols)
         self.frontend = self.engine.frontend
         self.device_lock = threading.Lock()
+
+    def equality(self) -> Equality:
+        """How far the resident step is from NeMo's on this model, tried on a small copy with rows of its own."""
+        return equality(self.loaded.model.encoder, ResidentEncoder(self.loaded.model.encoder, rows=CHECK_ROWS))
 
     @property
     def encoder(self) -> ResidentEngine:
