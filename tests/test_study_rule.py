@@ -313,3 +313,14 @@ def test_one_study_names_its_costs_beside_itself(tmp_path: Path) -> None:
         yaml.safe_dump({"name": "x", "space": {SIZE: {"int": [1, 1024]}}, "costs": ["../c.json"]})
     )
     assert load_study(tmp_path).costs == [str(tmp_path / "../c.json")]
+
+
+def test_real_runs_without_streams_and_runs_that_were_not_measured_are_in_the_report(tmp_path: Path) -> None:
+    result = run(spec_of(budget={"trials": 12, "repeats": 2, "finalists": 1}), bowl, tmp_path)
+    live = lived(result, default=[50.0], best=[40.0])
+    rows = [{key: value for key, value in row.items() if key != "streams"} for row in live.rows]
+    rows.append({"label": "best_again", "round": 1, "kept": None, "why": "generator lagged: 9 ms"})
+    live = Record(kind="confirm", rows=rows, counters=live.counters, environment=HOST)
+    outcome = Outcome.of(result, live)
+    assert outcome.data["noise"]["live_again_difference_share"] is None
+    assert "generator lagged: 9 ms" in write_study_report(outcome, tmp_path).read_text(encoding="utf-8")

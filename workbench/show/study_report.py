@@ -161,7 +161,7 @@ def _runs(outcome: Outcome) -> Section | None:
         [
             row["round"],
             _named(row["label"]),
-            row["streams"],
+            row.get("streams"),
             *(row.get(name) for name in wanted),
             row["kept"],
             row["why"],
