@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
-from resident_crowd import crowd
+from resident_crowd import CrowdStream, crowd, step
 from small_models import alone, prompted, recognizer_for, rnnt, shipped_clips, tdt
 
 from workbench.errors import ModelError
-from workbench.model.load import set_decoding
+from workbench.model.load import set_context, set_decoding
 from workbench.runtime.resident_decoder import ResidentDecoder
 from workbench.runtime.resident_engine import ResidentEngine
 
@@ -62,6 +64,30 @@ def test_prompts_are_taken_per_row(speech):
     engine = ResidentEngine(model, rows=4, ladder=(4,), max_symbols=3)
     found, _ = crowd(engine, speech[:4], np.random.default_rng(2), prompts=[0, 5, 5, 0])
     assert found == expected
+
+
+def test_streams_of_two_look_aheads_share_one_model(speech):
+    """An engine per look-ahead over the same weights, their steps taking turns: the model's present context is no state of theirs."""
+    short = rnnt(layers=2)
+    expected_short = alone(recognizer_for(short), speech[0])
+    long = dataclasses.replace(short, geometry=set_context(short.model, (56, 13)))
+    expected_long = alone(recognizer_for(long), speech[1])
+    engines = [ResidentEngine(long, rows=2, ladder=(2,), max_symbols=3)]
+    set_context(short.model, (56, 0))
+    engines.append(ResidentEngine(short, rows=2, ladder=(2,), max_symbols=3))
+    streams = [CrowdStream(engine, clip) for engine, clip in zip(engines, (speech[1], speech[0]), strict=True)]
+    for stream, engine in zip(streams, engines, strict=True):
+        stream.row = 1
+        engine.reset([1])
+    going = True
+    while going:
+        going = False
+        for stream, engine in zip(streams, engines, strict=True):
+            if (item := stream.item(engine.geometry)) is not None:
+                step(engine, [stream], [item])
+                going = True
+    found = [(tuple(stream.labels), tuple(stream.frames)) for stream in streams]
+    assert found == [expected_long, expected_short]
 
 
 def test_a_predictor_that_is_no_lstm_is_refused():
