@@ -35,7 +35,8 @@ from workbench.model.shapes import build_model
 from workbench.results import Record
 
 record, story, capacity, spoken = (
-    Record.load(f"../studies/h200/{name}.json") for name in ("fast_step", "fast_story", "capacity", "transcribed_speech")
+    Record.load(f"../studies/h200/{name}.json")
+    for name in ("fast_step", "fast_story", "capacity", "transcribed_speech")
 )
 steps = pd.DataFrame(record.rows)
 steps["row"] = [
@@ -72,9 +73,7 @@ looks = {
     "floor_ms": ("floor", "#000000", ""),
 }
 for number, (column, (label, colour, hatch)) in enumerate(looks.items()):
-    ax.barh(
-        at + 0.2 * (number - 1.5), steps[column], 0.2, color=colour, hatch=hatch, edgecolor="white", label=label
-    )
+    ax.barh(at + 0.2 * (number - 1.5), steps[column], 0.2, color=colour, hatch=hatch, edgecolor="white", label=label)
 ax.set_yticks(at, steps.row)
 ax.invert_yaxis()
 ax.set_xscale("log")
@@ -175,7 +174,11 @@ assert torch.equal(reused, fresh)
 # %%
 fig, axes = plt.subplots(1, 2, figsize=(12, 3.4), layout="constrained")
 for ax, pick in zip(axes, (steps.batch == 1, steps.batch == 256), strict=True):
-    chosen = steps[pick & (steps.dtype == "bfloat16")].iloc[0] if (steps[pick].dtype == "bfloat16").any() else steps[pick].iloc[0]
+    chosen = (
+        steps[pick & (steps.dtype == "bfloat16")].iloc[0]
+        if (steps[pick].dtype == "bfloat16").any()
+        else steps[pick].iloc[0]
+    )
     kernels = chosen.top_kernels[:6]
     ax.barh([k["name"][:34] for k in kernels], [k["ms_per_step"] for k in kernels], color="#009E73")
     ax.invert_yaxis()

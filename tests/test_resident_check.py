@@ -22,7 +22,9 @@ def test_the_same_model_is_equal_and_left_as_it_was(context):
     assert resident.rings.position.tolist() == [0, 0, 0]
 
 
-@pytest.mark.parametrize("part", ["self_attn.linear_q.weight", "conv.depthwise_conv.weight", "self_attn.linear_pos.weight"])
+@pytest.mark.parametrize(
+    "part", ["self_attn.linear_q.weight", "conv.depthwise_conv.weight", "self_attn.linear_pos.weight"]
+)
 def test_a_changed_weight_is_seen(part):
     encoder, _ = small_encoder((56, 1))
     resident = ResidentEncoder(encoder, rows=2)
