@@ -62,6 +62,13 @@ def test_batched_transcripts_equal_unbatched_ones(run, mixed):
     assert texts[0] == texts[1]
 
 
+def test_a_line_break_in_a_file_name_stays_inside_its_line(run, tmp_path, noise):
+    soundfile.write(tmp_path / "two\nlines.wav", noise(0.6), 16000)
+    code, out, _ = run("transcribe", tmp_path, *TINY)
+    assert code == 0 and len([line for line in out.splitlines() if "\t" in line]) == 1
+    assert "two\\nlines.wav\t" in out
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -71,6 +78,7 @@ def test_batched_transcripts_equal_unbatched_ones(run, mixed):
         ),
         (["transcribe", "absent.wav"], ["absent.wav", "no such file"]),
         (["transcribe", "x.wav", "--context", "a,b"], ["--context", "integers"]),
+        (["transcribe", "x.wav", "--context", "56"], ["--context", "'56'", "left and right"]),
         (["transcribe", "SHIPPED", "--model", "no-such"], ["'no-such'", "allowed are"]),
         (["transcribe", "SHIPPED", "--model", "absent.nemo"], ["absent.nemo", "not a file"]),
         (["transcribe", "SHIPPED", *TINY[:2], "--context", "56,2"], ["[56, 2]", "trained for"]),

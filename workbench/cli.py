@@ -158,7 +158,7 @@ def transcribe(
             ):
                 rows.append(row)
                 if not as_json and row.error is None:
-                    print(f"{row.path}\t{row.text}", flush=True)
+                    print(f"{_one_line(row.path)}\t{row.text}", flush=True)
             notes, graphs = recognizer.loaded.notes, recognizer.graph_counters()
     took_s = time.perf_counter() - start_s
     record = transcript_record(chosen, rows, [str(error) for error in found.errors], notes)
@@ -572,12 +572,22 @@ def _configured(
     if model is not None:
         changes["asr.model"] = model
     if context is not None:
-        changes["asr.att_context_size"] = _integers(context, "--context")
+        sides = _integers(context, "--context")
+        if len(sides) != 2:
+            from workbench.errors import ConfigError
+
+            raise ConfigError(f"--context: got {context!r}; allowed are two numbers, left and right, e.g. 56,0")
+        changes["asr.att_context_size"] = sides
     if device is not None:
         changes["asr.device"] = device
     if label_rate is not None:
         changes["asr.label_rate_hz"] = label_rate
     return replace(chosen, **changes)
+
+
+def _one_line(path: object) -> str:
+    """A path as one field of one line: line breaks and tabs in file names are escaped."""
+    return str(path).translate({ord("\n"): "\\n", ord("\r"): "\\r", ord("\t"): "\\t"})
 
 
 def _integers(text: str, option: str) -> list[int]:
