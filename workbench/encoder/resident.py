@@ -142,7 +142,8 @@ def why_not_resident(encoder: Any) -> str | None:
 
 
 class ResidentEncoder:
-    """The step on `rows` rows. Weights are taken as they are now (cast to `dtype`); a later change of the model is not seen.
+    """The step on `rows` rows. Weights are taken as they are now (cast to `dtype`), some packed anew and some shared with the model: after a change of the
+    model build the step again.
 
     ops: the module with `residual_norm`, `attention`, `convolution` …; chosen for the device where None. fold: whether a step of a
     single frame runs with the normalisations folded into the projections, which takes a second copy of half the weights; None as the
