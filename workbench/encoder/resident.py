@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from workbench.encoder.int8 import WEIGHTS, Int8Matrix, dequantise, quantise
 from workbench.errors import ModelError
 
 
@@ -39,10 +40,11 @@ class Norm:
 
 @dataclass(frozen=True)
 class Linear:
-    """A projection's parameters: weight [out, in], bias [out] or None."""
+    """A projection's parameters: weight [out, in], bias [out] or None; int8: what a lone frame reads in place of `weight`, the same values."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None
+    int8: Int8Matrix | None = None
 
 
 @dataclass(frozen=True)
@@ -59,12 +61,13 @@ class Relative:
 @dataclass(frozen=True)
 class FoldedLinear:
     """A projection of a normalised input with the normalisation folded in: weight * norm weight [out, in], its row sums [out] in fp32,
-    and bias + weight @ norm bias [out] in fp32."""
+    and bias + weight @ norm bias [out] in fp32. With int8 weights the norm weight [in] stays apart, in fp32, as `factors` of the input."""
 
-    weight: torch.Tensor
+    weight: torch.Tensor | Int8Matrix
     sums: torch.Tensor
     bias: torch.Tensor
     eps: float
+    factors: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -147,7 +150,8 @@ class ResidentEncoder:
 
     ops: the module with `residual_norm`, `attention`, `convolution` …; chosen for the device where None. fold: whether a step of a
     single frame runs with the normalisations folded into the projections, which takes a second copy of half the weights; None as the
-    operations advise. Raises ModelError for an encoder that has no resident step.
+    operations advise. weights: `native`, or `int8`: the layers' projections are rounded to int8 (`int8.py`), a folded step reads them so,
+    and every other step reads the same values in `dtype`. Raises ModelError for an encoder that has no resident step.
     """
 
     def __init__(
@@ -157,7 +161,10 @@ class ResidentEncoder:
         dtype: torch.dtype | None = None,
         ops: ModuleType | None = None,
         fold: bool | None = None,
+        weights: str = "native",
     ) -> None:
+        if weights not in WEIGHTS:
+            raise ModelError(f"weights: got {weights!r}; allowed are {', '.join(WEIGHTS)}")
         if (reason := why_not_resident(encoder)) is not None:
             raise ModelError(f"no resident step for this encoder: {reason}")
         first = next(encoder.parameters())
@@ -169,10 +176,11 @@ class ResidentEncoder:
         conv = encoder.layers[0].conv
         self.conv_frames = conv.kernel_size - 1 + self.chunk_frames
         self.width, self.heads = int(encoder.d_model), int(encoder.layers[0].self_attn.h)
-        fold = self.ops.FOLDS_LONE_FRAMES if fold is None else fold
+        fold = (self.ops.FOLDS_LONE_FRAMES if fold is None else fold) and self.chunk_frames == 1
+        self.weights, self._keep_int8 = weights, weights == "int8" and fold
         with torch.no_grad():
             self.layers = [self._pack(layer) for layer in encoder.layers]
-            self.folded = [self._fold(w) for w in self.layers] if fold and self.chunk_frames == 1 else []
+            self.folded = [self._fold(w) for w in self.layers] if fold else []
             self._subsample = self.ops.subsampling(encoder, self.dtype)
         self.rings = self._rings()
 
@@ -296,10 +304,13 @@ class ResidentEncoder:
         return FoldedWeights(*(self._folded(norm, linear) for norm, linear in pairs))
 
     def _folded(self, norm: Norm, linear: Linear) -> FoldedLinear:
-        weight = (linear.weight.float() * norm.weight).to(self.dtype)
-        bias = linear.weight.float() @ norm.bias
+        source = linear.weight.float() if linear.int8 is None else dequantise(linear.int8)
+        bias = source @ norm.bias
         bias = bias if linear.bias is None else bias + linear.bias.float()
         # Sums of the weights as they are after rounding: the mean must cancel exactly what the products contain.
+        if linear.int8 is not None:
+            return FoldedLinear(linear.int8, (source * norm.weight).sum(dim=1), bias, norm.eps, norm.weight)
+        weight = (source * norm.weight).to(self.dtype)
         return FoldedLinear(weight, weight.float().sum(dim=1), bias, norm.eps)
 
     def _relative(self, attention: Any) -> Relative:
@@ -317,8 +328,11 @@ class ResidentEncoder:
         return self._cast(weight[:, :, 0] if weight.dim() == 3 else weight, module.bias)
 
     def _cast(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-        weight = weight.detach().to(self.dtype).contiguous()
-        return Linear(weight, None if bias is None else bias.detach().to(self.dtype))
+        bias = None if bias is None else bias.detach().to(self.dtype)
+        if self.weights == "native":
+            return Linear(weight.detach().to(self.dtype).contiguous(), bias)
+        int8 = quantise(weight.detach().contiguous())
+        return Linear(dequantise(int8, self.dtype), bias, int8 if self._keep_int8 else None)
 
     def _norm(self, module: Any) -> Norm:
         return Norm(module.weight.detach().float(), module.bias.detach().float(), float(module.eps))

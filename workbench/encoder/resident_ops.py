@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional
 
+from workbench.encoder.int8 import Int8Matrix, dequantise
+
 if TYPE_CHECKING:
     from workbench.encoder.resident import FoldedLinear, Linear, Norm, Relative, StepFrame
 
@@ -60,14 +62,20 @@ def norm_linear(residual: torch.Tensor, folded: FoldedLinear, activate: bool, dt
     x = residual.float()
     mean = x.mean(dim=-1, keepdim=True)
     deviation = (x.square().mean(dim=-1, keepdim=True) - mean.square()).clamp(min=0).add(folded.eps).sqrt()
-    products = functional.linear(x.to(folded.weight.dtype), folded.weight).float()
+    if isinstance(folded.weight, Int8Matrix):
+        products = functional.linear(x * folded.factors, dequantise(folded.weight))
+    else:
+        products = functional.linear(x.to(folded.weight.dtype), folded.weight).float()
     out = (products - mean * folded.sums) / deviation + folded.bias
     return (functional.silu(out) if activate else out).to(dtype)
 
 
 def linear_residual(x: torch.Tensor, linear: Linear, residual: torch.Tensor, factor: float) -> torch.Tensor:
     """residual + factor * linear(x) in fp32: x [..., K], residual [..., N]."""
-    return residual + factor * functional.linear(x, linear.weight, linear.bias).float()
+    if linear.int8 is None:
+        return residual + factor * functional.linear(x, linear.weight, linear.bias).float()
+    bias = None if linear.bias is None else linear.bias.float()
+    return residual + factor * functional.linear(x.float(), dequantise(linear.int8), bias)
 
 
 def attention(

@@ -81,7 +81,9 @@ class ResidentLevels:
             self._engine = None
             rows = streams if loaded.device == "cpu" else min(max(streams, self._most_rows), rows_that_fit(loaded))
             if rows >= streams:
-                self._engine = ResidentEngine(loaded, rows, engine_ladder(config), config.asr.max_symbols)
+                self._engine = ResidentEngine(
+                    loaded, rows, engine_ladder(config), config.asr.max_symbols, config.asr.weights
+                )
                 self._engine.warm_up()
         if self._engine is None or self._engine.rows < streams:
             held = rows_that_fit(loaded) if self._engine is None else self._engine.rows

@@ -216,8 +216,12 @@ class Recognizer:
         try:
             # Without batching only a measurement runs more than one stream at a time: sizes for it, none of them warmed up.
             ladder = self._ladder() if asr.batching.enabled or asr.batch_buckets else default_ladder(rows.rows)
-            stage = ResidentStage(loaded, rows, ladder)
+            stage = ResidentStage(loaded, rows, ladder, asr.weights)
         except ModelError as reason:
+            if asr.weights != "native":
+                raise ConfigError(
+                    f"asr.weights: got {asr.weights} for a model that cannot run so ({reason}); allowed is native"
+                ) from reason
             self._note(f"asr.encoder: nemo instead of resident, since {reason}")
             return None
         if asr.encoder == "auto" and not (found := stage.equality()).holds:
@@ -227,7 +231,7 @@ class Recognizer:
             )
             return None
         self._note(
-            "asr.encoder: resident"
+            f"asr.encoder: resident{', int8 weights' if asr.weights == 'int8' else ''}"
             if asr.encoder == "resident"
             else f"asr.encoder: auto chose resident, whose step differs from NeMo's by {found.relative_error:.1e} on this model (allowed {found.allowed:.0e})"
         )

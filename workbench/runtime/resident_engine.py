@@ -59,17 +59,19 @@ class Flight:
 
 
 class ResidentEngine:
-    """`rows` streams of one model; `ladder`: batch sizes that are captured. Raises ModelError for a model without a resident path, and
+    """`rows` streams of one model; `ladder`: batch sizes that are captured; `weights` of the encoder as in `ResidentEncoder`. Raises ModelError for a model without a resident path, and
     DeviceMemoryError for more rows than the GPU has memory for."""
 
-    def __init__(self, loaded: LoadedModel, rows: int, ladder: Sequence[int], max_symbols: int = 10) -> None:
+    def __init__(
+        self, loaded: LoadedModel, rows: int, ladder: Sequence[int], max_symbols: int = 10, weights: str = "native"
+    ) -> None:
         self.loaded, self.geometry, self.ladder = loaded, loaded.geometry, tuple(ladder)
         self.device, self.rows = torch.device(loaded.device), rows
         self.dtype: torch.dtype = getattr(torch, loaded.dtype)
         _check_memory(loaded, rows)
         model = loaded.model
         self.frontend = MelFrontend(model.preprocessor.featurizer, loaded.device)
-        self.encoder = ResidentEncoder(model.encoder, rows, self.dtype)
+        self.encoder = ResidentEncoder(model.encoder, rows, self.dtype, weights=weights)
         self.decoder = ResidentDecoder(model, rows, max_symbols, self.dtype)
         self.padded_rows = self.extra_rounds = 0
         self._prompted = prompted(model)

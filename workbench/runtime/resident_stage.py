@@ -65,13 +65,17 @@ class ResidentRows:
 
 
 class ResidentStage:
-    """Runs batches of `StepItem` on an engine; `ladder`: the batch sizes that it pads to. Raises ModelError for a model without a resident step."""
+    """Runs batches of `StepItem` on an engine; `ladder`: the batch sizes that it pads to; `weights`: `native` or `int8`. Raises ModelError for a
+    model without a resident step."""
 
-    def __init__(self, loaded: LoadedModel, arena: ResidentRows, ladder: tuple[int, ...]) -> None:
+    def __init__(
+        self, loaded: LoadedModel, arena: ResidentRows, ladder: tuple[int, ...], weights: str = "native"
+    ) -> None:
         if loaded.dtype not in DTYPES:
             raise ModelError(f"no resident step in {loaded.dtype}; allowed are {', '.join(DTYPES)}")
         self.loaded, self.arena, self.geometry = loaded, arena, loaded.geometry
-        self.engine = ResidentEngine(loaded, arena.rows, ladder, decoding_computer(loaded.model).max_symbols)
+        max_symbols = decoding_computer(loaded.model).max_symbols
+        self.engine = ResidentEngine(loaded, arena.rows, ladder, max_symbols, weights)
         self.frontend = self.engine.frontend
         self.device_lock = threading.Lock()
 
