@@ -16,13 +16,9 @@ from build import EncDecRNNTBPEModel, export, load_config
 from evaluate import environment, read_shards, transcribe, wer_by_set
 
 
-def best_offset(rates: dict[float, float], equal_percent: float) -> float:
-    """The offset with the least word error rate in percent; of those within `equal_percent` of it, the largest.
-
-    That few points are within the sampling error of the dev sentences, and the errors to be cured are deletions.
-    """
-    least = min(rates.values())
-    return max(offset for offset, rate in rates.items() if rate <= least + equal_percent)
+def best_offset(rates: dict[float, float]) -> float:
+    """The offset with the least word error rate in percent; of equal ones the smallest."""
+    return min(rates, key=lambda offset: (rates[offset], offset))
 
 
 def set_offset(model, start: float, offset: float) -> None:
@@ -37,11 +33,10 @@ def mean_rate(model, clips: list[dict]) -> float:
     return float(np.mean([numbers["wer_percent"] for sets in found for numbers in sets.values()]))
 
 
-def choose_blank_bias(model, clips: list[dict], offsets: list[float], equal_percent: float) -> tuple[float, dict]:
+def choose_blank_bias(model, clips: list[dict], offsets: list[float]) -> tuple[float, dict]:
     """Lowers the blank's output bias by the best offset; returns it and the rate in percent of each offset tried.
 
-    Trying stops at the first offset that is worse than the best by more than `equal_percent`, so offsets must rise.
-    The clips must not be those that are reported on.
+    Trying stops when two offsets in turn were worse than the best, so offsets must rise. The clips must not be those that are reported on.
     """
     start = float(model.joint.joint_net[-1].bias.detach()[-1])
     rates: dict[float, float] = {}
@@ -49,9 +44,9 @@ def choose_blank_bias(model, clips: list[dict], offsets: list[float], equal_perc
         set_offset(model, start, offset)
         rates[offset] = mean_rate(model, clips)
         print(f"blank bias -{offset}: dev WER {rates[offset]:.2f} %", flush=True)
-        if rates[offset] > min(rates.values()) + equal_percent and offset > best_offset(rates, 0.0):
+        if len(rates) > 2 and min(list(rates.values())[-2:]) > min(rates.values()):
             break
-    chosen = best_offset(rates, equal_percent)
+    chosen = best_offset(rates)
     set_offset(model, start, chosen)
     return chosen, {str(offset): round(rate, 2) for offset, rate in rates.items()}
 
@@ -70,10 +65,9 @@ def main() -> None:
     dev = read_shards(arguments.shards, "dev")
     if not dev:
         raise SystemExit(f"no dev_* shards in {arguments.shards}; synthesize.py makes them before the training shards")
-    equal_percent = settings.blank_equal_percent
-    chosen, rates = choose_blank_bias(model, dev, list(settings.blank_offsets), equal_percent)
+    chosen, rates = choose_blank_bias(model, dev, list(settings.blank_offsets))
     record = environment(model) | {
-        "rule": f"least dev WER; of those within {equal_percent} points of it the largest offset",
+        "rule": "least dev WER",
         "contexts": "mean of the longest and the shortest, offline under the streaming attention mask",
         "lowered_by": chosen,
         "dev": {"clips": len(dev), "words": sum(len(clip["text"].split()) for clip in dev), "wer_percent": rates},

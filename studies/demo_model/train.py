@@ -294,8 +294,7 @@ def main() -> None:
     trainer.swap_average()
     clips, dev = human + read_shards(arguments.shards), read_shards(arguments.shards, "dev")
     before = evaluate(trainer.model, clips)["contexts"] if dev else {}
-    offsets, equal = list(settings.blank_offsets), settings.blank_equal_percent
-    lowered_by, rates = choose_blank_bias(trainer.model, dev, offsets, equal) if dev else (0.0, {})
+    lowered_by, rates = choose_blank_bias(trainer.model, dev, list(settings.blank_offsets)) if dev else (0.0, {})
     record = evaluate(trainer.model, clips)
     record["blank_bias"] = {"lowered_by": lowered_by, "dev_wer_percent": rates}
     record["contexts_before_blank_bias"] = before

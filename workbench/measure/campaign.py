@@ -26,10 +26,12 @@ from workbench.measure.capacity_engines import EngineSpec, level_config, model_l
 from workbench.measure.cost_table import CostTable
 from workbench.measure.costs import measure_costs
 from workbench.measure.loadgen import build_schedule
+from workbench.measure.offline_run import offline_costs
 from workbench.measure.paced import PacedOptions, run_paced
 from workbench.measure.resident_parts import ResidentSearch, freed, in_dtype, step_rows
 from workbench.measure.step_table import DEFAULT_CELLS, StepCell, profile_table
 from workbench.measure.steps import speech_clips
+from workbench.measure.traffic_costs import traffic_costs
 from workbench.measure.twin import simulate
 from workbench.measure.twin_check import TwinCheck, check_twin
 from workbench.model.load import LoadedModel, load_model, set_context, with_label_rate
@@ -44,7 +46,8 @@ STARTS_AT = 0.6  # of what the twin predicts from costs of a lone loop, which ar
 class Sizes:
     """What is measured; the defaults are those of one H200.
 
-    low, high: contexts of shortest and longest look-ahead; batches: of the cost tables; *_s: seconds of one run; capacity_search_s: after
+    low, high: contexts of shortest and longest look-ahead; batches: of the cost tables; traffic_*: streams of the runs that correct them;
+    offline_*: batches and recordings; *_s: seconds of one run; capacity_search_s: after
     which a search starts no further level; nemo_decoder_graphs: NeMo's own loop with its decoder's CUDA graphs, as is its default; resident_*: of the
     resident engine's parts, streams at low and high look-ahead (first and most).
     """
@@ -56,6 +59,11 @@ class Sizes:
     batches: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256)
     eager_batches: tuple[int, ...] = (1, 8, 32, 128, 256)
     repeats: int = 6
+    traffic_streams_low: tuple[int, ...] = (8, 24, 40)
+    traffic_streams_high: tuple[int, ...] = (64, 192, 320)
+    traffic_s: float = 4.0
+    offline_batches: tuple[int, ...] = (1, 4, 16, 64)
+    offline_lengths_s: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
     paced_streams: tuple[int, ...] = (8, 32, 64, 128)
     paced_s: float = 10.0
     twin_streams: tuple[int, ...] = (4, 12, 24)
@@ -91,6 +99,11 @@ class Campaign:
             "costs_high": lambda: self._costs(f"stage_costs_{self._chunk_ms(high)}ms", high, True),
             "capacity_fused_high": lambda: self._capacity("fused", high),
             "capacity_staged_high": lambda: self._capacity("staged", high),
+            "traffic": lambda: self._traffic("stage_costs", low, sizes.traffic_streams_low),
+            "traffic_high": lambda: self._traffic(
+                f"stage_costs_{self._chunk_ms(high)}ms", high, sizes.traffic_streams_high
+            ),
+            "offline_costs": self._offline_costs,
             "costs_eager_high": lambda: self._costs(f"stage_costs_eager_{self._chunk_ms(high)}ms", high, False),
             "capacity_nemo_high": lambda: self._capacity("nemo-loop", high),
             "costs_eager": lambda: self._costs("stage_costs_eager", low, False),
@@ -182,6 +195,28 @@ class Campaign:
             record = measure_costs(recognizer, self._clips, batches, self.sizes.repeats, kinds=BATCHED_KINDS)
             record.counters["graphs"] = recognizer.graph_counters()
         self._save(record, name)
+
+    def _traffic(self, name: str, context: tuple[int, int], streams: tuple[int, ...]) -> None:
+        """The costs of `name` as live traffic pays them, in its place; those of the lone loop stay as `NAME_lone`."""
+        lone = Record.load(self.out / f"{name}.json")
+        rows = max(2 * max(streams), max(self.sizes.batches))
+        config = replace(
+            self._config(context, True),
+            **{"asr.batching.state_arena_slots": rows, "load.seconds": self.sizes.traffic_s},
+        )
+        loads = [replace(config, **{"load.streams": number}).load for number in streams]
+        with still_collector(), Recognizer(self._model(context), config) as recognizer:
+            recognizer.warm_up()
+            record = traffic_costs(recognizer, self._clips, lone, loads)
+        self._save(lone, f"{name}_lone")
+        self._save(record, name)
+
+    def _offline_costs(self) -> None:
+        """Whole recordings, eager, as they are recognised offline."""
+        sizes = self.sizes
+        with Recognizer(self._model(sizes.low), self._config(sizes.low, False)) as recognizer:
+            record = offline_costs(recognizer, self._clips, sizes.offline_batches, sizes.offline_lengths_s, 2)
+        self._save(record, "offline_costs")
 
     def _twin(self) -> None:
         context = self.sizes.low
