@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import torch
-from small_models import rnnt
+from small_models import loaded
+
+from workbench.model.shapes import build_model
 
 
-def small_encoder(context, device="cpu", layers=2):
-    model = rnnt(layers=layers, context=context, device=device)
+def small_encoder(context, device="cpu", layers=2, name="tiny", **changes):
+    model = loaded(build_model(name, layers=layers, **changes), context, device=device)
     # Random positional biases and norms: zeros and ones would hide a mistake.
     generator = torch.Generator().manual_seed(3)
     for name, parameter in model.model.encoder.named_parameters():

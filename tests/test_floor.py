@@ -27,6 +27,13 @@ def test_weights_are_read_once_and_state_per_stream():
     assert state == pytest.approx(11.8e6, rel=0.1)  # keys and values of the window in fp32
 
 
+def test_int8_projections_are_a_byte_each_and_two_a_group_of_32():
+    half = dataclasses.replace(SHAPE, bytes_per_value=2)
+    saved = step_work(half, 1).bytes - step_work(dataclasses.replace(half, int8=True), 1).bytes
+    projections = 24 * (2 * 2 * 1024 * 4096 + (3 + 1 + 2 + 1) * 1024 * 1024)
+    assert saved == projections * (2 - 1 - 2 / 32)
+
+
 def test_the_larger_limit_binds():
     work = FloorWork(bytes=4_000_000, flops=1_000_000)
     assert work.floor_ms(bytes_per_s=4e9, flops_per_s=1e12) == pytest.approx(1.0)

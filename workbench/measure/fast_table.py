@@ -8,7 +8,8 @@ graph. `floor_ms` is the least time by bytes and arithmetic (`measure.floor`) ag
 
 Errors are relative, ||fast - reference|| / ||reference|| over a stream from its first chunk through full caches, against NeMo in fp32 with TF32
 off: `rel_error` of the resident step at the row's precision, `rel_error_nemo` of NeMo's own step at that precision, and `rel_error_fp32` of the
-resident step in exact fp32, which is what its equality is judged by.
+resident step in exact fp32, which is what its equality is judged by. A row of dtype `bfloat16+int8` reads the projections as int8 (`encoder.int8`): NeMo's
+columns are those of bfloat16, the errors are of a lone stream through the one-row kernels, and `rel_error_fp32` is what int8 alone costs.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ FAST_CELLS = (
     *(Cell((56, right), batch) for right, batch in ((0, 1), (0, 8), (0, 32), (3, 8), (3, 32), (13, 1), (13, 32))),
     *(Cell((56, right), batch, "bfloat16") for right, batch in ((0, 1), (0, 32), (0, 256), (13, 32), (13, 256))),
 )
+# The one row whose kernels read int8; added by who asks for it.
+INT8_CELL = Cell((56, 0), 1, "bfloat16+int8")
 ERROR_BATCH = 2
 
 
@@ -59,7 +62,7 @@ def run_fast_table(
     if model not in SHAPES:
         raise RecordError(f"model: got {model!r}; allowed are {', '.join(SHAPES)}")
     encoders = {"float32": build_model(model).encoder.cuda().eval()}
-    for dtype in {cell.dtype for cell in cells} - {"float32"}:
+    for dtype in {_precision(cell) for cell in cells} - {"float32"}:
         encoders[dtype] = copy.deepcopy(encoders["float32"]).to(getattr(torch, dtype))
     rows: dict[Cell, dict[str, Any]] = {}
     errors: dict[tuple[Any, str], dict[str, float]] = {}
@@ -69,16 +72,19 @@ def run_fast_table(
             for encoder in encoders.values():
                 encoder.set_default_att_context_size(list(cell.context))
             if (cell.context, cell.dtype) not in errors:
-                errors[cell.context, cell.dtype] = _errors(encoders["float32"], encoders[cell.dtype])
+                errors[cell.context, cell.dtype] = _errors(
+                    encoders["float32"], encoders[_precision(cell)], _weights(cell)
+                )
             with _tf32(True):
-                row = _row(encoders[cell.dtype], cell, ceilings[cell.dtype == "float32"], eager)
+                row = _row(encoders[_precision(cell)], cell, ceilings[_precision(cell) == "float32"], eager)
             rows[cell] = row | errors[cell.context, cell.dtype]
             report(str(rows[cell]))
         if profiled:
             for cell in cells:
-                encoders[cell.dtype].set_default_att_context_size(list(cell.context))
+                encoder = encoders[_precision(cell)]
+                encoder.set_default_att_context_size(list(cell.context))
                 with _tf32(True):
-                    rows[cell] |= _profiled(encoders[cell.dtype], cell)
+                    rows[cell] |= _profiled(encoder, cell)
     return Record(
         kind="fast_table",
         config={"model": model, "what": "encoder step", "tf32": True},
@@ -127,7 +133,7 @@ def _row(encoder: Any, cell: Cell, ceilings: dict[str, float], eager: bool) -> d
     row: dict[str, Any] = {"context": list(cell.context), "batch": cell.batch, "dtype": cell.dtype}
     row |= _nemo_ms(encoder, cell, device) if eager else {"eager_ms_p50": None, "graphed_ms_p50": None}
     row |= _fast_ms(encoder, cell, device)
-    dtype = "bfloat16" if cell.dtype == "bfloat16" else "float32"
+    dtype = "bfloat16" if _precision(cell) == "bfloat16" else "float32"
     work = step_work(_dimensions(encoder, cell), cell.batch)
     flops_per_s = ceilings[f"matmul_{dtype}_gflop_per_s"] * 1e9
     row["floor_ms"] = work.floor_ms(ceilings["copy_gb_per_s"] * 1e9, flops_per_s)
@@ -140,7 +146,7 @@ def _row(encoder: Any, cell: Cell, ceilings: dict[str, float], eager: bool) -> d
 
 def _fast_ms(encoder: Any, cell: Cell, device: torch.device) -> dict[str, float]:
     _free()
-    fast = FastStep(encoder, cell.batch)
+    fast = FastStep(encoder, cell.batch, weights=_weights(cell))
     fresh = itertools.cycle([torch.randn_like(fast.mel) for _ in range(4)])
     return {
         "fast_ms_p50": _p50_ms(lambda: fast(next(fresh)), device),
@@ -166,7 +172,7 @@ def _nemo_ms(encoder: Any, cell: Cell, device: torch.device) -> dict[str, float]
 
 def _profiled(encoder: Any, cell: Cell) -> dict[str, Any]:
     _free()
-    fast = FastStep(encoder, cell.batch)
+    fast = FastStep(encoder, cell.batch, weights=_weights(cell))
     mel = torch.randn_like(fast.mel)
     with TemporaryDirectory() as folder:
         record = profile_steps(lambda: fast(mel), device="cuda", trace_path=Path(folder) / "fast.json.gz", steps=3)
@@ -179,13 +185,22 @@ def _profiled(encoder: Any, cell: Cell) -> dict[str, Any]:
     }
 
 
-def _errors(exact_encoder: Any, encoder: Any) -> dict[str, float]:
-    """Relative errors over a whole stream from its first chunk, of two rows that step together."""
+def _precision(cell: Cell) -> str:
+    return cell.dtype.partition("+")[0]
+
+
+def _weights(cell: Cell) -> str:
+    return cell.dtype.partition("+")[2] or "native"
+
+
+def _errors(exact_encoder: Any, encoder: Any, weights: str) -> dict[str, float]:
+    """Relative errors over a whole stream from its first chunk, of two rows that step together, or, on int8 weights, of the first of them alone."""
+    streams = ERROR_BATCH if weights == "native" else 1
     with _tf32(False):
         reference = torch.cat(list(_nemo_stream(exact_encoder)), dim=1)
-        exact = _error(torch.cat(list(_fast_stream(exact_encoder)), dim=1), reference)
+        exact = _error(torch.cat(list(_fast_stream(exact_encoder, streams, weights)), dim=1), reference[:streams])
     with _tf32(True):
-        fast = _error(torch.cat(list(_fast_stream(encoder)), dim=1), reference)
+        fast = _error(torch.cat(list(_fast_stream(encoder, streams, weights)), dim=1), reference[:streams])
         nemo = _error(torch.cat(list(_nemo_stream(encoder)), dim=1), reference)
     return {"rel_error": fast, "rel_error_nemo": nemo, "rel_error_fp32": exact}
 
@@ -213,11 +228,11 @@ def _nemo_stream(encoder: Any) -> Iterator[torch.Tensor]:
         yield out[0].transpose(1, 2).double()
 
 
-def _fast_stream(encoder: Any) -> Iterator[torch.Tensor]:
-    resident = ResidentEncoder(encoder, rows=ERROR_BATCH)
-    rows = torch.tensor([1, 0], device=resident.device)
+def _fast_stream(encoder: Any, streams: int, weights: str) -> Iterator[torch.Tensor]:
+    resident = ResidentEncoder(encoder, rows=ERROR_BATCH, weights=weights)
+    rows = torch.tensor([1, 0], device=resident.device)[:streams]
     for mel, lengths, drop in list(_mels(encoder)):
-        yield resident.step(mel, lengths, rows, drop)[0].double()
+        yield resident.step(mel[:streams], lengths[:streams], rows, drop)[0].double()
 
 
 def _error(got: torch.Tensor, reference: torch.Tensor) -> float:
@@ -235,6 +250,7 @@ def _dimensions(encoder: Any, cell: Cell) -> StepDimensions:
         frames=cell.context[1] + 1,
         weights=sum(p.numel() for p in encoder.parameters()),
         bytes_per_value=next(encoder.parameters()).element_size(),
+        int8=_weights(cell) == "int8",
     )
 
 

@@ -5,7 +5,8 @@
 
 Counted: every weight read once; keys, values and convolution inputs of the window read once and the new ones written; two operations per
 multiply-add. Not counted: activations between kernels, launches, the subsampling's activations. No implementation that reads its weights from
-memory runs below this; what caches between steps is a different floor.
+memory runs below this; what caches between steps is a different floor. With `int8` the layers' projections are read as int8 with an fp16 scale
+per 32, everything else at `bytes_per_value`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class StepDimensions:
-    """Shapes of the encoder and of one step. window: cached frames; frames: new encoder frames; weights: parameters of the encoder."""
+    """Shapes of the encoder and of one step. window: cached frames; frames: new encoder frames; weights: parameters of the encoder; int8: whether
+    the layers' projections are read as int8, which a step of a lone frame can do."""
 
     layers: int
     width: int
@@ -25,6 +27,7 @@ class StepDimensions:
     frames: int
     weights: int
     bytes_per_value: int
+    int8: bool = False
 
 
 @dataclass(frozen=True)
@@ -42,13 +45,14 @@ class FloorWork:
 def step_work(d: StepDimensions, batch: int) -> FloorWork:
     """Work of one step of `batch` streams with keys and values kept after projection."""
     keys = d.window + d.frames
-    per_frame = (
+    projections = (
         4 * d.width * d.feed_forward  # two feed-forward blocks, in and out
         + 4 * d.width * d.width  # query, key, value, output
         + 3 * d.width * d.width  # pointwise convolutions: in to twice the width, out
-        + d.kernel * d.width
-        + 3 * keys * d.width  # content scores, positional scores, weighted values
     )
+    # Depthwise taps; content scores, positional scores and weighted values.
+    per_frame = projections + d.kernel * d.width + 3 * keys * d.width
     macs = d.layers * batch * d.frames * per_frame
     state = d.layers * batch * d.width * (2 * (keys + d.frames) + (d.kernel - 1) + 2 * d.frames)
-    return FloorWork(d.bytes_per_value * (d.weights + state), 2 * macs)
+    int8 = d.layers * projections if d.int8 else 0  # a byte each, and two for every 32
+    return FloorWork(d.bytes_per_value * (d.weights - int8 + state) + int8 + int8 // 16, 2 * macs)
