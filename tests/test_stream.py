@@ -177,7 +177,7 @@ def test_a_failing_batch_reaches_exactly_its_streams(tiny_model, noise):
 
 def test_a_step_has_a_bound_and_a_full_queue_keeps_the_audio(tiny_model, noise):
     with recognizer_for(
-        tiny_model, "asr.batching.enabled=true", "asr.batching.max_queue_depth=1", "asr.batching.max_queue_delay_us=300000",
+        tiny_model, "asr.batching.enabled=true", "asr.batching.max_queue_depth=2", "asr.batching.max_queue_delay_us=300000",
         "asr.batching.max_batch_size=1024",
     ) as recognizer:  # fmt: skip
         run, gate = recognizer.stage.run, threading.Event()

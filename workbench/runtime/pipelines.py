@@ -1,9 +1,11 @@
 """How a chunk gets from a stream to its result: in place, or through the batching of the fused or the staged pipeline.
 
     pipeline = FusedPipeline(stage, batching, cap, offline, slots=3)
+    pipeline.enter()                      # QueueFull is raised here; what is in is not refused until it leaves
     task = Task(item, on_done=stream_callback)
-    pipeline.submit(task, cohort=0)       # QueueFull and StreamClosed are raised here; on_done(task) is called exactly once otherwise
+    pipeline.submit(task, cohort=0)       # StreamClosed is raised here; on_done(task) is called exactly once otherwise
     pipeline.cancel(task)                 # True: it was withdrawn and on_done will not be called
+    pipeline.leave()                      # the stream has no further chunk that is ready
 
 Fused: one micro-batcher over whole steps. Staged: a micro-batcher for the front end and one for the encoder, then decoder waves. Work that
 was together in one stage is announced to the next as a cohort, so the queue delay is paid once per step and not once per stage.
@@ -20,8 +22,9 @@ import torch
 from workbench.batching.decoder_waves import DecoderWaves
 from workbench.batching.metrics import StageMetrics
 from workbench.batching.microbatcher import Batch, MicroBatcher, Ticket
+from workbench.batching.places import Places
 from workbench.config import BatchingConfig
-from workbench.errors import QueueFull, StreamClosed
+from workbench.errors import StreamClosed
 from workbench.runtime.encoding import StepItem, StepResult
 from workbench.runtime.ingress import IngressGate
 from workbench.runtime.offline_batches import OfflineBatches
@@ -67,6 +70,10 @@ class Task:
         """Tell the owner."""
         self.on_done(self)
 
+    def off_queue(self) -> None:
+        """It is in no queue any more. A ticket and its task refer to each other: left so, every chunk's audio would wait for the cycle collector."""
+        self.batcher = self.ticket = None
+
 
 class Pipeline(Protocol):
     """What a recogniser needs of a batched pipeline."""
@@ -76,6 +83,10 @@ class Pipeline(Protocol):
 
     @property
     def main_metrics(self) -> StageMetrics: ...
+
+    def enter(self) -> None: ...
+
+    def leave(self) -> None: ...
 
     def submit(self, task: Task, cohort: int = 0) -> None: ...
 
@@ -97,6 +108,7 @@ class FusedPipeline:
     ) -> None:
         self._stage = stage
         self._batcher: MicroBatcher[Task] = MicroBatcher.from_config(batching, cap, StageMetrics("step"))
+        self._places = Places(batching.max_queue_depth, self._batcher.metrics)
         self.ingress = IngressGate(batching)
         lane = Lane("step", OpenBatcher(self._batcher), self._run, self._settle)
         self.workers = Workers([self.ingress.lane, offline.lane, lane], slots)
@@ -108,8 +120,18 @@ class FusedPipeline:
         """Metrics of the step."""
         return self._batcher.metrics
 
+    def enter(self) -> None:
+        """A stream brings its first ready chunk. Raises QueueFull at once."""
+        with self.workers.changed:
+            self._places.take()
+
+    def leave(self) -> None:
+        """A stream that entered has nothing more to run."""
+        with self.workers.changed:
+            self._places.give_back()
+
     def submit(self, task: Task, cohort: int = 0) -> None:
-        """Queue a chunk. Raises QueueFull or StreamClosed at once."""
+        """Queue a chunk of a stream that entered. Raises StreamClosed at once."""
         with self.workers.changed:
             _queue(self._batcher, task, task.item.key, self.workers.now(), cohort)
             self.workers.poke()
@@ -144,8 +166,9 @@ class StagedPipeline:
     def __init__(
         self, stage: StagedStage, batching: BatchingConfig, cap: int, offline: OfflineBatches, slots: int
     ) -> None:
-        self._stage, self._depth, self._open = stage, batching.max_queue_depth, 0
+        self._stage = stage
         self._frontend: MicroBatcher[Task] = MicroBatcher.from_config(batching, cap, StageMetrics("frontend"))
+        self._places = Places(batching.max_queue_depth, self._frontend.metrics)
         self._encoder: MicroBatcher[Task] = MicroBatcher.from_config(batching, cap, StageMetrics("encoder"))
         self._waves: DecoderWaves[Task] = DecoderWaves(batching, cap)
         self._decoder = _WaveMachine(self._waves)
@@ -166,14 +189,20 @@ class StagedPipeline:
         """Metrics of the encoder, the stage that every chunk passes once and that costs most."""
         return self._encoder.metrics
 
-    def submit(self, task: Task, cohort: int = 0) -> None:
-        """Queue a chunk. Raises QueueFull or StreamClosed at once: what is accepted here meets no full queue in a later stage."""
+    def enter(self) -> None:
+        """A stream brings its first ready chunk. Raises QueueFull at once."""
         with self.workers.changed:
-            if self._open >= self._depth:
-                self._frontend.metrics.rejected()
-                raise QueueFull(f"{self._open} steps are open; allowed is {self._depth} (asr.batching.max_queue_depth)")
+            self._places.take()
+
+    def leave(self) -> None:
+        """A stream that entered has nothing more to run."""
+        with self.workers.changed:
+            self._places.give_back()
+
+    def submit(self, task: Task, cohort: int = 0) -> None:
+        """Queue a chunk of a stream that entered. Raises StreamClosed at once; no later stage refuses it."""
+        with self.workers.changed:
             _queue(self._frontend, task, task.item.block.size, self.workers.now(), cohort)
-            self._open += 1
             self.workers.poke()
 
     def cancel(self, task: Task) -> bool:
@@ -184,7 +213,6 @@ class StagedPipeline:
                 self._waves.leave(task)
                 withdrawn = True
             task.cancelled = not withdrawn
-            self._open -= withdrawn
             return withdrawn
 
     def stages(self) -> list[StageMetrics]:
@@ -244,7 +272,6 @@ class StagedPipeline:
         return self._leave(ended)
 
     def _leave(self, ended: Sequence[Task]) -> tuple[list[Wake], list[Wake]]:
-        self._open -= len(ended)
         for task in ended:
             if task.error is None and task.row_walk is not None:
                 task.result = task.row_walk.result
@@ -307,7 +334,10 @@ def _queue(batcher: MicroBatcher[Task], task: Task, key: Hashable, now: float, c
 
 
 def _withdraw(task: Task) -> bool:
-    return task.batcher is not None and task.ticket is not None and task.batcher.cancel(task.ticket)
+    withdrawn = task.batcher is not None and task.ticket is not None and task.batcher.cancel(task.ticket)
+    if withdrawn:
+        task.off_queue()
+    return withdrawn
 
 
 def _sort(tasks: Sequence[Task], outcomes: Outcomes) -> tuple[list[tuple[Task, Any]], list[Task]]:
@@ -330,6 +360,7 @@ def _wakes(tasks: Sequence[Task]) -> tuple[list[Wake], list[Wake]]:
     together = Counter(task.item.next_key for task in tasks)
     first, rest = [], []
     for task in tasks:
+        task.off_queue()
         goes_on = task.item.next_key is not None and task.error is None
         task.cohort = together[task.item.next_key] if goes_on else 0
         (first if goes_on else rest).append(task.wake)

@@ -80,11 +80,12 @@ class Stream:
         self._wakers: list[Callable[[], None]] = []
         self._events: list[Event] = []
         self._in_flight: Task | None = None
-        self._at_barrier = False
+        self._at_barrier = self._has_place = False
         self._batched = recognizer.pipeline is not None
         self._coordinated = options.coordinated and self._batched
         self._error: BaseException | None = None
-        self._refused: QueueFull | None = None
+        # As text: a kept exception keeps the frames that it passed, and with them whole batches of audio.
+        self._refused: str | None = None
         self._released = False
         self._chunks = 0
 
@@ -217,13 +218,14 @@ class Stream:
             raise StreamClosed("the stream has ended")
 
     def _advance(self, cohort: int = 0, from_caller: bool = False) -> None:
-        """Start the next ready chunk, or make the final event. Holds the stream's lock.
+        """Start the next ready chunk, or make the final event and give back what is not needed. Holds the stream's lock.
 
         cohort: streams that submit a chunk of the same kind together with this one, 0 where that is not known.
         """
         while self._in_flight is None and not self._released and not self._at_barrier:
             chunk = self._buffer.next_chunk()
             if chunk is None:
+                self._leave_pipeline()
                 if self._buffer.ended:
                     self._emit("final", ())
                     self._release()
@@ -239,11 +241,14 @@ class Stream:
             self._submit(self._recognizer.pipeline, chunk, together or int(is_end))
 
     def _submit(self, pipeline: Pipeline, chunk: Chunk, cohort: int) -> None:
+        if not self._has_place:
+            pipeline.enter()  # QueueFull leaves the audio in the buffer: submit again later
+            self._has_place, self._refused = True, None
         self._in_flight = task = Task(self._item(chunk), self._on_done)
         try:
             pipeline.submit(task, cohort)
         except BaseException:
-            self._in_flight = None  # QueueFull leaves the audio in the buffer: submit again later
+            self._in_flight = None
             raise
         self._buffer.consume(chunk)
 
@@ -271,6 +276,11 @@ class Stream:
         size = pipeline.ingress.arrive(self, self._launch, self._key(chunk), self._geometry.chunk_s)
         self._at_barrier = size is None
         return size
+
+    def _leave_pipeline(self) -> None:
+        if self._has_place and self._recognizer.pipeline is not None:
+            self._recognizer.pipeline.leave()
+            self._has_place = False
 
     def _leave_barrier(self) -> None:
         pipeline = self._recognizer.pipeline
@@ -300,8 +310,8 @@ class Stream:
     def _go_on(self, cohort: int) -> None:
         try:
             self._advance(cohort)
-        except QueueFull as full:  # the audio waits in the buffer; the caller learns of it and may submit again
-            self._refused = full
+        except QueueFull as full:  # at the end of its ingress wave; the caller learns of it and may submit again
+            self._refused = str(full)
         except StreamClosed as closed:
             self._fail(closed)
 
@@ -378,7 +388,7 @@ class Stream:
             raise self._error
         if self._refused is not None:
             refused, self._refused = self._refused, None
-            raise refused
+            raise QueueFull(refused)
 
     def _take_events(self) -> list[Event]:
         with self._changed:
@@ -388,6 +398,7 @@ class Stream:
     def _release(self) -> None:
         if not self._released:
             self._leave_barrier()
+            self._leave_pipeline()
             self._released = True
             self._buffer.forget()
             self._recognizer.release(self)

@@ -116,6 +116,7 @@ class Workers:
     def _loop(self) -> None:
         while (taken := self._next()) is not None:
             self._execute(*taken)
+            del taken  # an idle thread must not keep the audio and the callers of its last batch
 
     def _next(self) -> tuple[Lane, Batch[Any]] | None:
         with self.changed:
