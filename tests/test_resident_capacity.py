@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from small_models import rnnt, shipped_clips, tdt
+from small_models import loaded, rnnt, shipped_clips, tdt
 
 from workbench.config import load_config
 from workbench.errors import ConfigError
 from workbench.measure.capacity import CapacityRule, SearchPlan, find_capacity
 from workbench.measure.capacity_engines import EngineSpec, model_levels
 from workbench.measure.resident_levels import ResidentLevels, engine_ladder
+from workbench.model.shapes import build_model
 from workbench.runtime.resident_engine import ResidentEngine, row_bytes
 
 
@@ -41,6 +42,16 @@ def test_a_search_runs_levels_with_their_transcripts_compared():
     for row in record.rows:
         assert row["transcript_mismatches"] == 0 < row["transcripts_compared"]
         assert row["labels_per_audio_s"] > 0
+
+
+def test_a_level_runs_on_the_weights_that_the_configuration_names():
+    model, clips = loaded(build_model("tiny", layers=1, d_model=192), (56, 3)), shipped_clips(2, most_s=0.5)
+    rule, levels = CapacityRule(seconds=0.6, late_share_max=0.99), ResidentLevels(most_rows=2)
+    keys = ["asr.encoder=resident", "asr.weights=int8", "load.seconds=0.6", "load.streams=2"]
+    record = levels.level(model, load_config({}, ["asr.model=tiny", *keys]), clips, rule, lambda seconds: None)
+    assert levels._engine.encoder.weights == "int8"
+    assert record.config["asr"]["weights"] == "int8"
+    assert record.numbers["transcript_mismatches"] == 0
 
 
 def test_an_engine_serves_every_level_that_fits_it():
