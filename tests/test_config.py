@@ -51,7 +51,10 @@ def test_batching_names_and_defaults_are_the_contract():
         ({"asr": {"device": "gpu"}}, ["asr.device", "'gpu'", "cuda"]),
         ({"asr": {"dtype": "int8"}}, ["asr.dtype", "'int8'", "bfloat16"]),
         ({"asr": {"weights": "int4"}}, ["asr.weights", "'int4'", "'native' or 'int8'"]),
-        ({"asr": {"weights": "int8", "encoder": "auto"}}, ["asr.weights: got int8", "auto; allowed is native, or int8"]),
+        (
+            {"asr": {"weights": "int8", "encoder": "auto"}},
+            ["asr.weights: got int8", "auto; allowed is native, or int8"],
+        ),
         ({"asr": {"att_context_size": [56]}}, ["asr.att_context_size"]),
         ({"asr": {"att_context_size": [56, -1]}}, ["asr.att_context_size.1", "-1"]),
         ({"asr": {"model": ""}}, ["asr.model"]),
