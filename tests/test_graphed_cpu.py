@@ -286,6 +286,19 @@ def test_steps_outside_the_steady_state_are_eager_and_counted(encoder):
     assert step.report()["eager"] == expected and step.report()["held"] == 0
 
 
+def test_a_first_chunk_is_graphed_where_that_is_wanted_and_has_a_graph_of_its_own(encoder):
+    step, _ = attach_fake(encoder, warmup_steps=0, first_chunk=True)
+    call = call_of(encoder)
+    first = call._replace(drop=0)
+    for _ in range(2):
+        assert same(run(step, call), eager(encoder, call))
+        assert same(run(step, first), eager(encoder, first))
+    assert step.report()["captured"] == 2 and step.report()["replayed"] == 4 and step.report()["eager"] == {}
+    assert not torch.equal(eager(encoder, call)[0], eager(encoder, first)[0])
+    with pytest.raises(ConfigError, match="first_chunk"):
+        GraphOptions(first_chunk=1)
+
+
 def test_missing_lengths_are_a_reason(encoder):
     call = call_of(encoder)
     assert why_eager(encoder, call._replace(inputs=call.inputs._replace(signal_len=None))) == "no_lengths"

@@ -29,6 +29,22 @@ def test_whole_streams(request, name, context, batch):
         detach(encoder)
 
 
+@pytest.mark.parametrize("batch", [1, 3, 32])
+@pytest.mark.parametrize("context", CONTEXTS, ids=str)
+@pytest.mark.parametrize("name", ["tiny_gpu", "large_gpu"])
+def test_whole_streams_with_a_graphed_first_chunk(request, name, context, batch):
+    encoder = request.getfixturevalue(name).encoder
+    encoder.set_default_att_context_size(context)
+    step = set_streaming_cuda_graphs(encoder, first_chunk=True, warmup_steps=0)
+    try:
+        with torch.inference_mode():
+            assert walk(encoder, step, batch) == [] and walk(encoder, step, batch) == []
+        report = step.report()
+        assert report["captured"] == 2 and report["eager"] == {"keep_all_outputs": 2}
+    finally:
+        detach(encoder)
+
+
 @pytest.mark.parametrize("batch", [48, 64])
 def test_large_batches(tiny, batch):
     step = set_streaming_cuda_graphs(tiny)

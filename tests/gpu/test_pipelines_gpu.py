@@ -82,6 +82,7 @@ def test_many_streams_with_graphs_equal_each_alone(model, speech, pipeline, stre
     assert len(different) <= streams // 50, (different, [(found[n], expected[n % len(speech)]) for n in different[:2]])
     assert counters["replayed"] > 20 and not counters["failures"], counters
     assert counters["captured"] == captured, "a size was captured under traffic"
+    assert counters["eager"].get("first_chunk", 0) == 0, "a first chunk ran eagerly"
     main = next(stage for stage in stages if stage.name in ("step", "encoder"))
     assert max(main.batch_sizes) > 8
     off_ladder = [size for size in main.batch_sizes if size & (size - 1)]

@@ -171,7 +171,7 @@ class GraphedEncoderStep:
             return "off"
         if not self._enabled:
             return "disabled"
-        return why_eager(encoder, call, self._backend.is_capturing)
+        return why_eager(encoder, call, self._backend.is_capturing, self.options.first_chunk)
 
     def _graphed(self, encoder: Any, call: StepCall) -> tuple[Any, ...] | str:
         """The results of a replay, or the reason why there is none."""
@@ -344,18 +344,20 @@ def set_streaming_cuda_graphs(
     warmup_steps: int = 1,
     when_full: WhenFull = "evict",
     mode: Mode = "auto",
+    first_chunk: bool = False,
 ) -> Any:
     """Switch the graphed step of a model or encoder on or off; returns the attached `GraphedEncoderStep`, or None when off.
 
-    Where NeMo has a graphed step of its own, that one is switched and returned instead. Raises ConfigError for a bad option and
+    first_chunk: graph the first chunk of an utterance as well; off by default, as in NeMo's proposal. Where NeMo has a graphed step of its own,
+    that one is switched and returned instead. Raises ConfigError for a bad option and
     ModelError for an object without a cache-aware streaming step.
     """
-    options = GraphOptions(max_graphs, warmup_steps, when_full, mode)
+    options = GraphOptions(max_graphs, warmup_steps, when_full, mode, first_chunk)
     encoder = find_encoder(model_or_encoder)
     native = native_setter(encoder)
     if native is not None:
-        if mode != "auto" or when_full != "evict":
-            raise ConfigError("mode and when_full: this NeMo has its own graphed step, which has no such options")
+        if mode != "auto" or when_full != "evict" or first_chunk:
+            raise ConfigError("mode, when_full and first_chunk: this NeMo has its own graphed step, which has no such options")
         return native(encoder, enabled, max_graphs=max_graphs, warmup_steps=max(1, warmup_steps))
     if not enabled:
         detach(encoder)

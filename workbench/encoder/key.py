@@ -113,12 +113,14 @@ def effective_drop(encoder: Any, drop: int | None) -> int:
     return encoder.streaming_cfg.drop_extra_pre_encoded if drop is None else drop
 
 
-def why_eager(encoder: Any, call: StepCall, is_capturing: Callable[[], bool] = lambda: False) -> str | None:
-    """The first reason why this step must run eagerly, or None; see `workbench.encoder.options.REASONS`."""
-    return _outside_steady_state(encoder, call) or _unsafe_here(encoder, call.inputs, is_capturing)
+def why_eager(
+    encoder: Any, call: StepCall, is_capturing: Callable[[], bool] = lambda: False, first_chunk: bool = False
+) -> str | None:
+    """The first reason why this step must run eagerly, or None; see `workbench.encoder.options.REASONS`. first_chunk: that one may be graphed."""
+    return _outside_steady_state(encoder, call, first_chunk) or _unsafe_here(encoder, call.inputs, is_capturing)
 
 
-def _outside_steady_state(encoder: Any, call: StepCall) -> str | None:
+def _outside_steady_state(encoder: Any, call: StepCall, first_chunk: bool) -> str | None:
     inputs = call.inputs
     if inputs.cache_channel is None or inputs.cache_time is None or inputs.cache_channel_len is None:
         return "no_caches"
@@ -127,7 +129,7 @@ def _outside_steady_state(encoder: Any, call: StepCall) -> str | None:
     if call.bypass_pre_encode:
         return "bypass_pre_encode"
     # The first chunk has no pre-encoder history to drop, so its caller asks to drop nothing.
-    if call.drop == 0 and encoder.streaming_cfg.drop_extra_pre_encoded != 0:
+    if not first_chunk and call.drop == 0 and encoder.streaming_cfg.drop_extra_pre_encoded != 0:
         return "first_chunk"
     return "keep_all_outputs" if call.keep_all_outputs else None
 

@@ -36,18 +36,22 @@ class GraphError(RuntimeError):
 @dataclass(frozen=True)
 class GraphOptions:
     """max_graphs: graphs kept at once; warmup_steps: eager steps of a shape before it is captured; when_full: what the next shape
-    meets (`evict` drops the least recently used graph, `refuse` runs it eagerly); mode: `auto`, `forced` or `off`."""
+    meets (`evict` drops the least recently used graph, `refuse` runs it eagerly); mode: `auto`, `forced` or `off`; first_chunk: graph the
+    first chunk of an utterance as well, which has a shape of its own."""
 
     max_graphs: int = 8
     warmup_steps: int = 1
     when_full: WhenFull = "evict"
     mode: Mode = "auto"
+    first_chunk: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.max_graphs, int) or self.max_graphs < 1:
             raise ConfigError(f"max_graphs: got {self.max_graphs!r}; allowed are whole numbers from 1")
         if not isinstance(self.warmup_steps, int) or self.warmup_steps < 0:
             raise ConfigError(f"warmup_steps: got {self.warmup_steps!r}; allowed are whole numbers from 0")
+        if not isinstance(self.first_chunk, bool):
+            raise ConfigError(f"first_chunk: got {self.first_chunk!r}; allowed are true and false")
         for name, value, allowed in (
             ("when_full", self.when_full, get_args(WhenFull)),
             ("mode", self.mode, get_args(Mode)),

@@ -73,7 +73,7 @@ def capture_rows(recognizer: Recognizer) -> list[dict[str, object]]:
     if step is None or ladder is None:
         return []
     geometry = recognizer.loaded.geometry
-    lengths = (geometry.steady_mel_frames, geometry.chunk(1).input_mel_frames)
+    lengths = {geometry.chunk(index).input_mel_frames for index in range(3)}
     found: dict[int, dict[str, object]] = {}
     for graph in step.captures():
         batch, _, frames = graph["signal"]

@@ -75,7 +75,7 @@ class _Watch:
         begun, _, lane_free, thread_free = times
         key, size = batch.key, len(batch.items)
         kind = self._kinds.get(key.input_mel_frames, "steady") if key.drop_encoded else "first"
-        if self._ladder is not None and key.drop_encoded:
+        if self._ladder is not None and not key.cut:
             size = bucket_for(size, self._ladder)
         # With one thread the next batch waits for the wake-ups, with several it does not.
         self.busy_s.setdefault((kind, size), []).append((thread_free if self.alone else lane_free) - begun)

@@ -143,9 +143,8 @@ class _Worker:
         return cost
 
     def _padded_size(self, key: StepKey, batch: int) -> int:
-        """As the runtime: first and cut chunks never run as graphs."""
-        _, drop_encoded, cut = key
-        return batch if self._ladder is None or cut or not drop_encoded else bucket_for(batch, self._ladder)
+        """As the runtime: cut chunks never run as graphs."""
+        return batch if self._ladder is None or key[2] else bucket_for(batch, self._ladder)
 
 
 class _Barrier:

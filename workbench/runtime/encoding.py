@@ -4,7 +4,7 @@
     item = step_item(geometry, row, chunk, block)
     encoded_BDT, lengths_B = encoder(mel_BFT, [item])
 
-Where the step is graphed, a batch of steady chunks is padded up to the next size of the ladder: padding rows read the arena's scratch row and
+Where the step is graphed, a batch of whole chunks is padded up to the next size of the ladder: padding rows read the arena's scratch row and
 silence, and their outputs are dropped. The language prompt of a prompted model is chosen per row.
 """
 
@@ -121,8 +121,7 @@ class RowEncoder:
         return mel_BFT, torch.tensor(lengths, dtype=torch.long).to(mel_BFT.device, non_blocking=True)
 
     def _padded_size(self, batch: int, key: StepKey) -> int:
-        # First and cut chunks never run as graphs, so padding them would be waste.
-        if self.ladder is None or key.cut or not key.drop_encoded:
+        if self.ladder is None or key.cut:  # cut chunks never run as graphs, so padding them would be waste
             return batch
         size = bucket_for(batch, self.ladder)
         self.padded_rows += size - batch

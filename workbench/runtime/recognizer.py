@@ -272,14 +272,16 @@ class Recognizer:
         ladder = self._ladder()
         if not self.config.asr.cuda_graphs or self.loaded.device == "cpu":
             return None
-        from workbench.encoder.graphed import attached_step, set_streaming_cuda_graphs
+        from workbench.encoder.graphed import attached_step, find_encoder, native_setter, set_streaming_cuda_graphs
 
-        # One graph per size for the steady step, and one for the second chunk where that has a shape of its own.
-        needed, attached = max(8, 2 * len(ladder)), attached_step(self.loaded.model.encoder)
-        if (
-            attached is None or attached.options.max_graphs < needed
-        ):  # graphs of an earlier recogniser of this model go on to serve
-            set_streaming_cuda_graphs(self.loaded.model, True, max_graphs=needed)
+        if native_setter(find_encoder(self.loaded.model)) is not None:
+            set_streaming_cuda_graphs(self.loaded.model, True, max_graphs=max(8, 3 * len(ladder)))
+            return ladder
+        # Per size a graph for the first chunk, the steady ones, and the second where that has a shape of its own. Those of an earlier
+        # recogniser of this model go on to serve.
+        needed, attached = max(8, 3 * len(ladder)), attached_step(self.loaded.model.encoder)
+        if attached is None or attached.options.max_graphs < needed or not attached.options.first_chunk:
+            set_streaming_cuda_graphs(self.loaded.model, True, max_graphs=needed, first_chunk=True)
         return ladder
 
     def _bias(self, bias: npt.ArrayLike | None) -> Any:
