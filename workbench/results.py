@@ -110,6 +110,7 @@ def environment() -> dict[str, Any]:
     found: dict[str, Any] = {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
+        "cpu": _cpu_name(),
         "cpu_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "packages": {name: version for name in PACKAGES if (version := _version(name))},
         "commit": _commit(),
@@ -136,6 +137,16 @@ def command_line() -> str:
     """The command that made a record, without the machine's paths."""
     program = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
     return shlex.join([{"__main__.py": "python -m workbench"}.get(program, program), *sys.argv[1:]])
+
+
+def _cpu_name() -> str:
+    """The processor's name as Linux gives it, else what Python knows."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    named = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor())
 
 
 def _version(package: str) -> str | None:

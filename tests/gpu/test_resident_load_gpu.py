@@ -16,6 +16,7 @@ from workbench.config import load_config
 from workbench.errors import DeviceMemoryError, LoadNotCarried
 from workbench.measure.resident_levels import rows_that_fit
 from workbench.measure.resident_load import ResidentOptions, run_resident
+from workbench.model.load import load_model
 from workbench.runtime.resident_engine import ResidentEngine
 
 
@@ -68,6 +69,24 @@ def test_rows_beyond_the_memory_are_refused_before_they_are_allocated():
     rows = rows_that_fit(model)
     with pytest.raises(DeviceMemoryError, match=r"resident rows: got .* GiB free"):
         ResidentEngine(model, rows=2 * rows, ladder=(1,), max_symbols=3)
+
+
+def test_auto_chooses_the_resident_step_of_the_demo_model_and_gives_nemos_labels():
+    model, speech = load_model("demo", (56, 0), "cuda"), shipped_clips(6)
+    expected = [alone(recognizer_for(model), clip) for clip in speech]
+    batched = ("asr.batching.enabled=true", "asr.batching.state_arena_slots=8")
+    with recognizer_for(model, "asr.encoder=auto", *batched) as recognizer:
+        assert any("auto chose resident" in note for note in recognizer.loaded.notes)
+        recognizer.warm_up()
+        streams = [recognizer.stream() for _ in speech]
+        for stream, clip in zip(streams, speech, strict=True):
+            stream.push(clip)
+            stream.end()
+        for stream in streams:
+            stream.finish()
+        assert [(stream.labels, stream.frames) for stream in streams] == expected
+    with recognizer_for(model, "asr.encoder=auto", "asr.cuda_graphs=true") as recognizer:
+        assert any("auto chose nemo" in note for note in recognizer.loaded.notes)
 
 
 def test_the_recogniser_gives_nemos_labels_alone_and_in_a_crowd(clips):

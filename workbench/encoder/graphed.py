@@ -336,7 +336,7 @@ def attached_step(encoder: Any) -> GraphedEncoderStep | None:
     return step if isinstance(step, GraphedEncoderStep) else None
 
 
-def set_streaming_cuda_graphs(
+def set_streaming_cuda_graphs(  # noqa: PLR0913 - the options of NeMo's proposal and one more
     model_or_encoder: Any,
     enabled: bool = True,
     *,

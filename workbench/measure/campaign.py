@@ -93,7 +93,8 @@ class Campaign:
         self.parts: dict[str, Callable[[], None]] = {
             "costs": lambda: self._costs("stage_costs", low, True),
             "twin": self._twin,
-            "paced": self._paced,
+            "paced": lambda: self._paced("nemo", "paced"),
+            "paced_resident": lambda: self._paced("resident", "paced_resident"),
             "capacity_fused_low": lambda: self._capacity("fused", low),
             "capacity_staged_low": lambda: self._capacity("staged", low),
             "costs_high": lambda: self._costs(f"stage_costs_{self._chunk_ms(high)}ms", high, True),
@@ -227,12 +228,16 @@ class Campaign:
         )
         self._save(record, "twin_agreement")
 
-    def _paced(self) -> None:
-        """A row per number of streams; a level that could not be measured is a note."""
+    def _paced(self, encoder: str, name: str) -> None:
+        """A row per number of streams; a level that could not be measured is a note. encoder: as in `asr.encoder`."""
         context, sizes = self.sizes.low, self.sizes
         config = replace(
             self._config(context, True),
-            **{"asr.batching.state_arena_slots": 2 * max(sizes.paced_streams), "load.seconds": sizes.paced_s},
+            **{
+                "asr.encoder": encoder,
+                "asr.batching.state_arena_slots": 2 * max(sizes.paced_streams),
+                "load.seconds": sizes.paced_s,
+            },
         )
         rows, notes = [], list(self._model(context).notes)
         with still_collector(), Recognizer(self._model(context), config) as recognizer:
@@ -246,7 +251,7 @@ class Campaign:
                     continue
                 rows.append({**found.numbers, "distribution": found.rows})
                 self._report(str(found.numbers))
-                self._save(Record("paced_levels", to_dict(config), rows=rows, notes=notes), "paced")
+                self._save(Record("paced_levels", to_dict(config), rows=rows, notes=notes), name)
 
     def _capacity(self, engine: str, context: tuple[int, int]) -> None:
         """One search; `capacity.json` gathers all that are there."""
