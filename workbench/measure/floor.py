@@ -4,7 +4,7 @@
     work.floor_ms(bytes_per_s=4.2e12, flops_per_s=4.0e14)
 
 Counted: every weight read once; keys, values and convolution inputs of the window read once and the new ones written; two operations per
-multiply-add. Not counted: activations between kernels, launches, the subsampling's activations. No implementation that reads its weights from
+multiply-add; of the positional projections, which depend on the context alone, only the result. Not counted: activations between kernels, launches, the subsampling's activations. No implementation that reads its weights from
 memory runs below this; what caches between steps is a different floor. With `int8` the layers' projections are read as int8 with an fp16 scale
 per 32, everything else at `bytes_per_value`.
 """
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class StepDimensions:
-    """Shapes of the encoder and of one step. window: cached frames; frames: new encoder frames; weights: parameters of the encoder; int8: whether
+    """Shapes of the encoder and of one step. window: cached frames; frames: new encoder frames; weights: parameters that a step reads; int8: whether
     the layers' projections are read as int8, which a step of a lone frame can do."""
 
     layers: int
@@ -54,5 +54,6 @@ def step_work(d: StepDimensions, batch: int) -> FloorWork:
     per_frame = projections + d.kernel * d.width + 3 * keys * d.width
     macs = d.layers * batch * d.frames * per_frame
     state = d.layers * batch * d.width * (2 * (keys + d.frames) + (d.kernel - 1) + 2 * d.frames)
+    positions = d.layers * (keys + d.frames - 1) * d.width
     int8 = d.layers * projections if d.int8 else 0  # a byte each, and two for every 32
-    return FloorWork(d.bytes_per_value * (d.weights - int8 + state) + int8 + int8 // 16, 2 * macs)
+    return FloorWork(d.bytes_per_value * (d.weights - int8 + positions + state) + int8 + int8 // 16, 2 * macs)
