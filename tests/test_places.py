@@ -12,7 +12,7 @@ from small_models import alone, recognizer_for, rnnt, shipped_clips
 
 from workbench.batching.metrics import StageMetrics
 from workbench.batching.places import Places
-from workbench.errors import ConfigError, QueueFull
+from workbench.errors import ConfigError, InputError, QueueFull
 
 BOUND_S = 30.0
 PIPELINES = pytest.mark.parametrize("pipeline", ["fused", "staged"])
@@ -130,6 +130,44 @@ def test_a_stream_between_its_chunks_holds_no_place(model, clip, expected, pipel
         for stream in streams:
             stream.finish()
         assert [stream.labels for stream in streams] == [expected] * 3
+
+
+@PIPELINES
+def test_push_holds_a_caller_to_what_may_wait_and_loses_nothing(model, clip, expected, pipeline):
+    """One chunk is held in execution: of what follows, `most_waiting_s` is taken and the rest refused until it has run."""
+    with opened(model, pipeline, depth=1) as recognizer:
+        gate, rate_hz = Gate(recognizer, pipeline), recognizer.loaded.geometry.sample_rate_hz
+        stream, at, refusals = recognizer.stream(most_waiting_s=0.3), 0, 0
+        while not stream.done:
+            try:
+                if at < clip.size:
+                    stream.push(clip[at : at + 800])
+                    at = min(at + 800, clip.size)
+                    stream.submit()
+                else:
+                    stream.end()
+                    time.sleep(0.001)
+            except QueueFull as full:
+                assert "of audio would wait; allowed is 0.3 s" in str(full)
+                refusals += 1
+                if not gate.open.is_set():
+                    taken = recognizer.loaded.geometry.chunk_ready_samples(0)
+                    assert 0.3 * rate_hz - 800 < at - taken + 800 <= 0.3 * rate_hz + taken + 800
+                gate.open.set()
+                stream.step()
+        assert refusals and stream.labels == expected
+
+
+def test_a_piece_is_taken_whatever_its_length_where_nothing_could_run_before_it(model, clip, expected):
+    recognizer = recognizer_for(model)
+    with recognizer.stream(most_waiting_s=0.001) as stream:
+        stream.push(clip)
+        with pytest.raises(QueueFull, match="step first"):
+            stream.push(clip)
+        stream.finish()
+        assert stream.labels == expected
+    with pytest.raises(InputError, match="most_waiting_s: got 0; allowed is more than 0"):
+        recognizer.stream(most_waiting_s=0)
 
 
 @PIPELINES

@@ -55,8 +55,8 @@ class AudioBuffer:
 
     @property
     def waiting_samples(self) -> int:
-        """Samples kept for chunks to come, the history that they need included."""
-        return int(self._kept.size)
+        """Samples received that no chunk has taken."""
+        return max(0, self.received_samples - self.geometry.mel_start(self._next_chunk) * self.geometry.hop_samples)
 
     def next_chunk(self, ahead: int = 0) -> Chunk | None:
         """The next chunk, or the one `ahead` places behind it, if its audio is there, else None."""

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from workbench.batching.buckets import checked_ladder, default_ladder
 from workbench.batching.metrics import StageMetrics
 from workbench.config import Config, effective_batch_cap
-from workbench.errors import ConfigError, ModelError, StreamClosed
+from workbench.errors import ConfigError, InputError, ModelError, StreamClosed
 from workbench.model.load import LoadedModel, load_configured
 from workbench.runtime.arena import StateArena
 from workbench.runtime.encoding import RowEncoder, StepItem, StepResult, prompt_index
@@ -33,7 +33,7 @@ from workbench.runtime.pipelines import FusedPipeline, Pipeline, StagedPipeline
 from workbench.runtime.resident_stage import ResidentRows, ResidentStage
 from workbench.runtime.staged import StagedStage
 from workbench.runtime.stages import FusedStage
-from workbench.runtime.stream import Event, Stream, StreamOptions
+from workbench.runtime.stream import MOST_WAITING_S, Event, Stream, StreamOptions
 from workbench.runtime.text import Detokenizer
 from workbench.runtime.workers import EXECUTION_SLOTS
 
@@ -83,13 +83,18 @@ class Recognizer:
         language: str | None = None,
         bias: npt.ArrayLike | None = None,
         coordinated: bool = False,
+        most_waiting_s: float = MOST_WAITING_S,
     ) -> Stream:
         """Open a stream. Raises ArenaFull, StreamClosed, and InputError for a language or bias that the model cannot take.
 
         on_event: called for every event in the thread that completed it; language: of a prompted model; bias: [V], added to the scores of labels
-        (not of blank) when one is chosen; coordinated: its chunks wait up to `ingress_cohort_delay_us` for those of other such streams.
+        (not of blank) when one is chosen; coordinated: its chunks wait up to `ingress_cohort_delay_us` for those of other such streams;
+        most_waiting_s: `push` refuses what is further ahead of the recogniser, so that all rows times this is the most that is ever owed.
         """
-        options = StreamOptions(on_event, prompt_index(self.loaded.model, language), self._bias(bias), coordinated)
+        if not most_waiting_s > 0:
+            raise InputError(f"most_waiting_s: got {most_waiting_s}; allowed is more than 0")
+        prompt = prompt_index(self.loaded.model, language)
+        options = StreamOptions(on_event, prompt, self._bias(bias), coordinated, most_waiting_s)
         with self._lock:
             if self.closed:
                 raise StreamClosed("the recogniser is closed")

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from workbench.geometry import Chunk
     from workbench.runtime.recognizer import Recognizer
 
-# A stream may hold this much audio that no step has taken; a producer that is further ahead must step first.
-MOST_BACKLOG_S = 3600.0
+# Enough for whole recordings at once; live callers are better off with a second or two.
+MOST_WAITING_S = 3600.0
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,13 @@ class Event:
 @dataclass(frozen=True)
 class StreamOptions:
     """on_event: called for every event in the thread that completed it; prompt: language index; bias: [V] on the device, or None;
-    coordinated: whether chunks wait at the ingress barrier for their companions."""
+    coordinated: whether chunks wait at the ingress barrier for their companions; most_waiting_s: seconds of audio that may wait."""
 
     on_event: Callable[[Event], None] | None = None
     prompt: int = 0
     bias: Any = None
     coordinated: bool = False
+    most_waiting_s: float = MOST_WAITING_S
 
 
 class Stream:
@@ -117,16 +118,16 @@ class Stream:
     def push(self, samples: npt.ArrayLike, rate_hz: int | None = None) -> None:
         """Append audio: one channel [samples], float in [-1, 1] or signed integers, at the model's rate.
 
-        Raises AudioError for a wrong shape, rate or non-finite samples, StreamClosed after the end, QueueFull where more than
-        `MOST_BACKLOG_S` would wait to be stepped.
+        Raises AudioError for a wrong shape, rate or non-finite samples, StreamClosed after the end, QueueFull where a chunk is ready
+        and more than `most_waiting_s` seconds of audio would wait: step, or push it again later.
         """
         with self._changed:
             self._require_open()
             data = self._checked(samples, rate_hz)
-            backlog_s = (self._buffer.waiting_samples + data.size) / self._geometry.sample_rate_hz
-            if backlog_s > MOST_BACKLOG_S and self._buffer.waiting_samples:
+            waiting_s = (self._buffer.waiting_samples + data.size) / self._geometry.sample_rate_hz
+            if waiting_s > self._options.most_waiting_s and self._buffer.next_chunk() is not None:
                 raise QueueFull(
-                    f"stream: {backlog_s:.0f} s of audio would wait; allowed is {MOST_BACKLOG_S:.0f} s; step first"
+                    f"stream: {waiting_s:.2f} s of audio would wait; allowed is {self._options.most_waiting_s:g} s; step first"
                 )
             self._buffer.push(data)
 
