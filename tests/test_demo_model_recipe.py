@@ -159,6 +159,45 @@ def test_near_duplicates_of_held_out_sentences_are_recognised() -> None:
     assert not alike(["press", "one", "to", "mute", "yourself"], ["the", "conference", "is", "full"])
 
 
+def test_what_training_texts_share_with_held_out_sentences_is_counted() -> None:
+    from overlap import overlap
+
+    held_out = ["press five to hear the message", "goodbye for now", "the parking lot is closed today"]
+    training = [
+        "please press five to hear the message again",  # contained
+        "press five to hear music while you are waiting in the line for somebody to talk to",  # four of six words in a row
+        "the parking lot was closed today",  # alike
+        "goodbye everybody",
+        "goodbye everybody",
+    ]
+    found = overlap(training, held_out)
+    assert found["distinct_texts"] == 4
+    assert found["training_texts"] == {"contained": 1, "shared_run": 2, "alike": 2}
+    assert found["held_out_sentences"] == {
+        "contained": held_out[:1],
+        "shared_run": held_out[:1],
+        "alike": [held_out[0], held_out[2]],
+    }
+
+
+def test_joined_prompts_are_made_of_whole_prompts(folder: Path) -> None:
+    from overlap import joined
+
+    for text in joined(folder, 20):
+        while text:
+            first = next(word for word in WORDS if f"{text} ".startswith(f"{word} "))
+            text = text[len(first) :].strip()
+
+
+def test_errors_of_a_transcript_are_told_apart() -> None:
+    from streamed import kinds_of_error
+
+    reference = ["press", "one", "to", "mute", "yourself"]
+    assert kinds_of_error(reference, ["press", "one", "to", "mute", "yourself"]) == (0, 0, 0)
+    assert kinds_of_error(reference, ["press", "won", "mute", "yourself", "now"]) == (1, 1, 1)
+    assert kinds_of_error(reference, []) == (0, 5, 0)
+
+
 def test_pauses_guide_the_cutting_of_long_prompts() -> None:
     from human import cut
 
