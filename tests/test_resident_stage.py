@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 
+import jiwer
 import numpy as np
 import pytest
 from small_models import alone, prompted, recognizer_for, rnnt, shipped_clips, tdt
@@ -111,13 +112,17 @@ def test_half_precision_without_an_equality_test_is_not_taken():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("context", "every"), [((56, 0), 6), ((56, 13), 1)])
-def test_all_shipped_speech_with_the_demo_model_is_the_same_text(context, every):
-    """All 60 clips in a crowd, every so many of them also alone."""
+@pytest.mark.parametrize(("context", "every", "most_wrong"), [((56, 0), 6, 0.30), ((56, 13), 1, 0.28)])
+def test_all_shipped_speech_with_the_demo_model_is_the_same_text(context, every, most_wrong):
+    """All 60 clips in a crowd, every so many of them also alone; the prompts' word error rate is what the demo model has to keep."""
     loaded, items = load_model("demo", context, "cpu"), find_audio([str(SHIPPED_SPEECH)]).items
     crowd = ("asr.batching.enabled=true", "asr.batching.state_arena_slots=12")
     expected = texts(loaded, items, 12, *crowd)
     assert len(expected) == 60 and sum(map(bool, expected)) > 50
+    prompts = [
+        (item.text, text) for item, text in zip(items, expected, strict=True) if not item.path.stem.startswith("sense")
+    ]
+    assert len(prompts) == 56 and jiwer.wer(*map(list, zip(*prompts, strict=True))) <= most_wrong
     assert texts(loaded, items, 12, RESIDENT, *crowd) == expected
     assert texts(loaded, items[::every], 1, RESIDENT) == expected[::every]
 

@@ -24,7 +24,10 @@ from workbench.model.shapes import SHAPES, build_model
 DEMO_MODEL = Path(__file__).parents[1] / "data" / "demo.nemo"
 # The demo model streams at its shortest look-ahead unless told otherwise: it is there to show live recognition.
 DEMO_CONTEXT = (56, 0)
-UNRELIABLE = "the demo model is small and far from reliable (its word error rate: workbench/data/MODEL_CARD.md); expect wrong words"
+ONE_SPEAKER = (
+    "the demo model knows telephone phrases of one speaker, with one word in five wrong, and gets most words of other speakers wrong "
+    "(workbench/data/MODEL_CARD.md)"
+)
 UNTRAINED = "untrained weights: transcripts of this model are nonsense; only its timing is meaningful"
 
 
@@ -60,7 +63,7 @@ def load_model(
     model = _place(model, device, dtype)
     set_decoding(model, max_symbols)
     geometry = set_context(model, DEMO_CONTEXT if att_context_size is None and name == "demo" else att_context_size)
-    notes = (UNRELIABLE,) if name == "demo" else () if trained else (UNTRAINED,)
+    notes = (ONE_SPEAKER,) if name == "demo" else () if trained else (UNTRAINED,)
     contexts = tuple((int(left), int(right)) for left, right in model.encoder.att_context_size_all)
     return LoadedModel(model, name, geometry, contexts, device, dtype, trained, notes)
 
