@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
 import pytest
 from small_models import recognizer_for, rnnt, shipped_clips
@@ -14,10 +15,11 @@ from workbench.measure.cost_table import CostTable
 from workbench.measure.costs import measure_costs
 from workbench.measure.loadgen import build_schedule
 from workbench.measure.paced import PacedOptions, run_paced
-from workbench.measure.traffic_costs import traffic_costs
+from workbench.measure.traffic_costs import ENOUGH, _corrected, _Watch, traffic_costs
 from workbench.measure.twin import simulate
 from workbench.measure.twin_check import Batching, TwinCheck, check_twin
 from workbench.results import Record
+from workbench.runtime.encoding import step_key
 
 BATCHED = ("asr.batching.enabled=true", "asr.batching.max_queue_delay_us=0", "asr.batching.state_arena_slots=8")
 KINDS = ("first", "second", "steady")
@@ -56,7 +58,7 @@ def test_a_step_slowed_in_traffic_costs_more_by_that_much(model, clips, lone, sl
     rows = {(row["shape"], row["batch"]): row for row in costs.rows}
     assert set(rows) == {(row["shape"], row["batch"]) for row in lone.rows}
     measured = rows["steady", 1]
-    assert min(measured["samples_ms"]) > 1e3 * slow_s and len(measured["samples_ms"]) > 20
+    assert min(measured["samples_ms"]) > 1e3 * slow_s and len(measured["samples_ms"]) >= ENOUGH
     assert costs.numbers["traffic_over_lone"] > 1
     unseen, before = rows["steady", 2], next(r for r in lone.rows if (r["shape"], r["batch"]) == ("steady", 2))
     assert unseen["ms_p50"] == pytest.approx(before["ms_p50"] * costs.numbers["traffic_over_lone"], rel=1e-3)
@@ -79,11 +81,31 @@ def test_callers_of_one_batch_learn_of_it_one_after_the_other():
     config = load_config({"asr": {"batching": batching}, "load": load})
     schedule = build_schedule(config.load, StreamGeometry(56, 0), [32_000])
     p99 = []
-    for numbers in ({}, {"wake_us_per_item": 500.0}, {"arrival_delay_us": 700.0}):
+    for numbers in ({}, {"wake_us_per_item": 500.0}, {"arrival_delay_us": 700.0}, {"after_idle_us": 900.0}):
         costs = CostTable.from_record(Record("costs", numbers=numbers, rows=rows))
         p99.append(simulate(config, costs, schedule).numbers["latency_p99_ms"])
     assert p99[1] - p99[0] == pytest.approx(4 * 0.5)
     assert p99[2] - p99[0] == pytest.approx(0.7)
+    assert p99[3] - p99[0] == pytest.approx(0.9)  # one batch a chunk: the worker was idle before each
+
+
+def test_what_a_step_takes_longer_on_an_idle_worker_is_told_apart(model, lone):
+    """Two batches of one stream in a row, the first on an idle worker: 12 ms, then 10 ms; in the record both are 10 ms."""
+    with recognizer_for(model, *BATCHED, slots=1) as recognizer:
+        watch = _Watch(recognizer)
+        key = step_key(model.geometry, model.geometry.chunk(5))
+    for number in range(2 * ENOUGH):
+        begun_s = 0.08 * number
+        for busy_s in (0.012, 0.010):
+            batch = SimpleNamespace(key=key, items=[object()], reason="drain", formed_at=begun_s, waited_s=[0.0])
+            watch("step", batch, (begun_s, 0.0, begun_s + busy_s, begun_s + busy_s))
+            begun_s += busy_s
+    costs = _corrected(lone, watch)
+    # The very first begins on a worker whose past is not known.
+    assert costs.numbers["after_idle_us"] == pytest.approx(2000.0)
+    steady = next(row for row in costs.rows if (row["shape"], row["batch"]) == ("steady", 1))
+    assert steady["ms_p50"] == pytest.approx(10.0)
+    assert CostTable.from_record(costs).after_idle_s == pytest.approx(0.002)
 
 
 def test_the_twin_is_held_against_real_runs(model, clips, lone):

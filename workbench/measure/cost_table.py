@@ -23,6 +23,8 @@ from workbench.results import Record
 
 STAGE = "step"
 CAPTURE = "capture"
+# A worker that had nothing to do for this long begins its next step with cold caches and a sleeping thread.
+IDLE_S = 1e-3
 # (mel frames fed, outputs dropped, cut by the end): what the recogniser's own steps must share to run as one batch.
 StepKey = tuple[int, int, bool]
 GRID = np.linspace(0.0, 1.0, 257)
@@ -63,7 +65,8 @@ class CostTable:
 
     Shapes are the kinds of step `first`, `second`, `steady` and `cut`; mel_frames: what each was fed, where the record says so;
     captures: what its CUDA graphs take, where that was measured; wake_s: seconds to tell one caller of a batch of its result, and arrival_s:
-    seconds from when a chunk is due until an idle worker begins with it, where a record measured in traffic says so.
+    seconds from when a chunk is due until an idle worker begins with it, and after_idle_s: what a step takes longer on a worker that was idle,
+    where a record measured in traffic says so.
     """
 
     curves: dict[str, tuple[tuple[int, ...], Floats]]
@@ -71,6 +74,7 @@ class CostTable:
     captures: Captures | None = None
     wake_s: float = 0.0
     arrival_s: float = 0.0
+    after_idle_s: float = 0.0
 
     @classmethod
     def from_record(cls, record: Record, stage: str = STAGE) -> CostTable:
@@ -93,10 +97,9 @@ class CostTable:
             stages = sorted({str(row.get("stage")) for row in record.rows})
             raise RecordError(f"costs: no rows of stage {stage!r}; the record has {', '.join(stages) or 'no rows'}")
         curves = {s: (tuple(sorted(b)), np.stack([b[size] for size in sorted(b)])) for s, b in found.items()}
-        wake_s, arrival_s = (
-            1e-6 * float(record.numbers.get(name, 0.0)) for name in ("wake_us_per_item", "arrival_delay_us")
-        )
-        return cls(curves, mel_frames, Captures.from_rows(record.rows), wake_s, arrival_s)
+        names = ("wake_us_per_item", "arrival_delay_us", "after_idle_us")
+        seconds = (1e-6 * float(record.numbers.get(name, 0.0)) for name in names)
+        return cls(curves, mel_frames, Captures.from_rows(record.rows), *seconds)
 
     def shape_for(self, key: StepKey) -> str:
         """The measured shape that stands for a key: its kind of step, else `steady`, else whatever was measured."""

@@ -6,7 +6,8 @@
 Why: beside live traffic a step costs more than in a loop that does nothing else. The load generator and the callers that are woken want the
 interpreter and, on a CPU, the caches and cores; between batches lie the settling of results and the wake-up of callers. Here the workers' own
 times are taken while real runs play. Sizes seen often enough replace the row of the lone loop; the others are scaled by the same factor. Also taken:
-how long after it was due a chunk reaches an idle worker (`arrival_delay_us`: the generator's and the threads' waking up), and what telling one caller takes.
+how long after it was due a chunk reaches an idle worker (`arrival_delay_us`: the generator's and the threads' waking up), how much longer a step
+takes on a worker that was idle (`after_idle_us`; the rows are without it), and what telling one caller takes.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import numpy as np
 from workbench.batching.buckets import bucket_for
 from workbench.config import LoadConfig
 from workbench.errors import ConfigError, GeneratorLagged, LoadNotCarried
+from workbench.measure.cost_table import IDLE_S
 from workbench.measure.paced import PacedOptions, run_paced
 from workbench.model.speech import Samples
 from workbench.results import Record
@@ -33,7 +35,8 @@ Times = tuple[float, float, float, float]
 def traffic_costs(
     recognizer: Recognizer, clips: Sequence[Samples], lone: Record, loads: Sequence[LoadConfig]
 ) -> Record:
-    """Play `loads` and return `lone` (a record of kind `costs`) corrected; `numbers` has `traffic_over_lone`, `arrival_delay_us` and `wake_us_per_item`.
+    """Play `loads` and return `lone` (a record of kind `costs`) corrected; `numbers` has `traffic_over_lone`, `arrival_delay_us`, `after_idle_us` and
+    `wake_us_per_item`.
 
     A load that was not carried or whose generator lagged still tells what its batches cost. Raises ConfigError without batching or where no
     size was seen often enough.
@@ -64,10 +67,11 @@ class _Watch:
         # Where steady and second chunks have one shape they share batches, and the table calls them steady.
         self._kinds = {geometry.chunk(number).input_mel_frames: kind for number, kind in ((1, "second"), (2, "steady"))}
         self.busy_s: dict[tuple[str, int], list[float]] = {}
+        self.after_idle: dict[tuple[str, int], list[bool]] = {}
         self.wake_s: list[float] = []
         self.start_s: list[float] = []
         self.sent_late_s: list[float] = []
-        self._free_at = float("inf")
+        self._free_at = self._step_ended_at = float("inf")
 
     def __call__(self, lane: str, batch: Any, times: Times) -> None:
         if lane != "step":
@@ -78,7 +82,10 @@ class _Watch:
         if self._ladder is not None and not key.cut:
             size = bucket_for(size, self._ladder)
         # With one thread the next batch waits for the wake-ups, with several it does not.
-        self.busy_s.setdefault((kind, size), []).append((thread_free if self.alone else lane_free) - begun)
+        ended = thread_free if self.alone else lane_free
+        self.busy_s.setdefault((kind, size), []).append(ended - begun)
+        self.after_idle.setdefault((kind, size), []).append(begun - self._step_ended_at > IDLE_S)
+        self._step_ended_at = ended
         self.wake_s.append((thread_free - lane_free) / len(batch.items))
         arrived = batch.formed_at - batch.waited_s[0]
         if batch.reason == "drain" and arrived > self._free_at:  # the worker was idle
@@ -88,7 +95,12 @@ class _Watch:
 
 def _corrected(lone: Record, watch: _Watch) -> Record:
     median_ms = {(row["shape"], row["batch"]): row["ms_p50"] for row in lone.rows if row.get("stage") == "step"}
-    seen = {cell: np.asarray(times) * 1e3 for cell, times in watch.busy_s.items() if len(times) >= ENOUGH}
+    after_idle_ms = _after_idle_ms(watch)
+    seen = {
+        cell: np.asarray(times) * 1e3 - after_idle_ms * np.asarray(watch.after_idle[cell])
+        for cell, times in watch.busy_s.items()
+        if len(times) >= ENOUGH
+    }
     factors = [float(np.median(ms)) / median_ms[cell] for cell, ms in seen.items() if cell in median_ms]
     if not factors:
         raise ConfigError("traffic: no batch size of the cost table was seen often enough; play longer or other loads")
@@ -106,10 +118,21 @@ def _corrected(lone: Record, watch: _Watch) -> Record:
             **lone.numbers,
             "traffic_over_lone": factor,
             "arrival_delay_us": delay_us,
+            "after_idle_us": 1e3 * after_idle_ms,
             "wake_us_per_item": wake_us,
         },
         notes=[*lone.notes, note],
     )
+
+
+def _after_idle_ms(watch: _Watch) -> float:
+    """What an idle worker's step takes longer: the median over the kinds and sizes that were seen often enough both ways; not below 0."""
+    found = []
+    for cell, times in watch.busy_s.items():
+        ms, idle = np.asarray(times) * 1e3, np.asarray(watch.after_idle[cell])
+        if min(idle.sum(), (~idle).sum()) >= ENOUGH:
+            found.append(float(np.median(ms[idle]) - np.median(ms[~idle])))
+    return max(0.0, float(np.median(found))) if found else 0.0
 
 
 def _scaled(row: dict[str, Any], factor: float) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from workbench.batching.microbatcher import Batch, MicroBatcher
 from workbench.config import BatchingConfig, Config, check_rows, effective_batch_cap
 from workbench.errors import ConfigError, LoadNotCarried, QueueFull
 from workbench.geometry import StreamGeometry
-from workbench.measure.cost_table import STAGE, CostTable, StepKey
+from workbench.measure.cost_table import IDLE_S, STAGE, CostTable, StepKey
 from workbench.measure.loadgen import Schedule, build_schedule, run_record
 from workbench.results import Record, environment
 
@@ -124,8 +124,8 @@ class _Worker:
         self._draws: list[float] = []
         self._known: dict[tuple[Any, int], tuple[list[float], bool, int]] = {}
 
-    def cost_s(self, key: Any, batch: int) -> float:
-        """Seconds of one batch."""
+    def cost_s(self, key: Any, batch: int, idle_s: float = 0.0) -> float:
+        """Seconds of one batch on a worker that was idle for `idle_s` before."""
         found = self._known.get((key, batch))
         if found is None:
             shape, size = self.costs.shape_for(key), self._padded_size(key, batch)
@@ -137,6 +137,8 @@ class _Worker:
         at = self._draws.pop() * (len(spread) - 1)
         low = int(at)
         cost = spread[low] + (spread[low + 1] - spread[low]) * (at - low)
+        if idle_s > IDLE_S:
+            cost += self.costs.after_idle_s
         self.busy_s += cost
         self.extrapolated += beyond
         self.padded_rows += padding
@@ -220,7 +222,7 @@ class _Run:
         self._busy = [False] * len(schedule.utterances)
         self._backlog: dict[int, deque[int]] = {}
         self._running: Batch[int] | None = None
-        self._done_at = math.inf
+        self._done_at, self._idle_since = math.inf, -math.inf
 
     def play(self) -> None:
         """Process events until every row has completed."""
@@ -247,7 +249,7 @@ class _Run:
             batch = batcher.next_batch(now)
             if batch is not None:
                 self._running = batch
-                self._done_at = now + self._worker.cost_s(batch.key, len(batch.items))
+                self._done_at = now + self._worker.cost_s(batch.key, len(batch.items), now - self._idle_since)
 
     def _arrive(self, row: int, now: float) -> None:
         utterance, barrier = self._utterance[row], self._barrier
@@ -291,7 +293,7 @@ class _Run:
 
     def _finish(self, now: float) -> None:
         assert self._running is not None
-        batch, self._running = self._running, None
+        batch, self._running, self._idle_since = self._running, None, now
         self._batcher.finish(batch, now)
         completed, busy, backlogs = self.completed_s, self._busy, self._backlog
         for position, row in enumerate(batch.items, 1):

@@ -38,6 +38,7 @@ QUIET_TIMEOUT_S = 180.0
 T = TypeVar("T")
 # Far beyond what is carried, latency is the length of the run: such a pair compares nothing and takes long to drain.
 PACED = PacedOptions(compare=False, most_late_share=0.5, drain_timeout_s=20.0)
+TRAFFIC = ("traffic_over_lone", "arrival_delay_us", "after_idle_us", "wake_us_per_item")
 POINTS = ("latency_p50_ms", "latency_p95_ms")
 
 
@@ -150,7 +151,7 @@ def check_twin(
             "compared": len(compared),
             "seconds": check.seconds,
             "chunk_ms": loaded.geometry.chunk_ms,
-            **{name: corrected.numbers[name] for name in ("traffic_over_lone", "arrival_delay_us", "wake_us_per_item")},
+            **{name: corrected.numbers[name] for name in TRAFFIC},
         },
         counters={"costs": corrected.rows},
         notes=notes,
