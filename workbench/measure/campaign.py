@@ -221,7 +221,8 @@ class Campaign:
 
     def _twin(self) -> None:
         context = self.sizes.low
-        costs = Record.load(self.out / "stage_costs.json")
+        lone = self.out / "stage_costs_lone.json"
+        costs = Record.load(lone if lone.exists() else self.out / "stage_costs.json")
         check = TwinCheck(self.sizes.twin_streams, seconds=self.sizes.twin_s, traffic_s=self.sizes.twin_s)
         record = check_twin(
             self._model(context), self._config(context, True), costs, self._clips, check, report=self._report
