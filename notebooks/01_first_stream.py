@@ -31,8 +31,9 @@ from workbench.runtime.recognizer import Recognizer
 
 # %% [markdown]
 # ## A clip
-# The shipped speech is listed in a NeMo manifest, with its text. The clips were held out when the demo model was trained. It is a small model that
-# gets about one word in five of them wrong (`workbench/data/MODEL_CARD.md`), so look at when words appear and not only at which.
+# The shipped speech is listed in a NeMo manifest, with its text. The clips were held out when the demo model was trained. It is a small model:
+# about one word in five of new telephone prompts is wrong, and most words of other speakers (`workbench/data/MODEL_CARD.md`), so look at
+# when words appear and not only at which.
 
 # %%
 items = {item.path.stem: item for item in read_manifest(SHIPPED_SPEECH).items}

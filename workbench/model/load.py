@@ -25,7 +25,7 @@ DEMO_MODEL = Path(__file__).parents[1] / "data" / "demo.nemo"
 # The demo model streams at its shortest look-ahead unless told otherwise: it is there to show live recognition.
 DEMO_CONTEXT = (56, 0)
 ONE_SPEAKER = (
-    "the demo model knows telephone phrases of one speaker, with one word in five wrong, and gets most words of other speakers wrong "
+    "the demo model knows telephone prompts of one speaker: about one word in five of new ones is wrong, and most words of other speakers "
     "(workbench/data/MODEL_CARD.md)"
 )
 UNTRAINED = "untrained weights: transcripts of this model are nonsense; only its timing is meaningful"
