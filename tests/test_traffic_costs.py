@@ -15,7 +15,7 @@ from workbench.measure.cost_table import CostTable
 from workbench.measure.costs import measure_costs
 from workbench.measure.loadgen import build_schedule
 from workbench.measure.paced import PacedOptions, run_paced
-from workbench.measure.traffic_costs import ENOUGH, _corrected, _Watch, traffic_costs
+from workbench.measure.traffic_costs import ENOUGH, TrafficWatch, traffic_costs
 from workbench.measure.twin import simulate
 from workbench.measure.twin_check import Batching, TwinCheck, check_twin
 from workbench.results import Record
@@ -92,7 +92,7 @@ def test_callers_of_one_batch_learn_of_it_one_after_the_other():
 def test_what_a_step_takes_longer_on_an_idle_worker_is_told_apart(model, lone):
     """Two batches of one stream in a row, the first on an idle worker: 12 ms, then 10 ms; in the record both are 10 ms."""
     with recognizer_for(model, *BATCHED, slots=1) as recognizer:
-        watch = _Watch(recognizer)
+        watch = TrafficWatch(recognizer)
         key = step_key(model.geometry, model.geometry.chunk(5))
     for number in range(2 * ENOUGH):
         begun_s = 0.08 * number
@@ -100,7 +100,7 @@ def test_what_a_step_takes_longer_on_an_idle_worker_is_told_apart(model, lone):
             batch = SimpleNamespace(key=key, items=[object()], reason="drain", formed_at=begun_s, waited_s=[0.0])
             watch("step", batch, (begun_s, 0.0, begun_s + busy_s, begun_s + busy_s))
             begun_s += busy_s
-    costs = _corrected(lone, watch)
+    costs = watch.corrected(lone)
     # The very first begins on a worker whose past is not known.
     assert costs.numbers["after_idle_us"] == pytest.approx(2000.0)
     steady = next(row for row in costs.rows if (row["shape"], row["batch"]) == ("steady", 1))
@@ -128,7 +128,8 @@ def test_the_twin_is_held_against_real_runs(model, clips, lone):
         assert row["latency_p95_difference"] == pytest.approx(expected)
     worst = max(abs(row["latency_p50_difference"]) for row in compared)
     assert record.numbers["p50_difference_max"] == pytest.approx(worst)
-    assert record.counters["costs"] and any("in traffic" in note for note in record.notes)
+    assert all(row["traffic_over_lone"] > 0 and row["arrival_delay_us"] > 0 for row in compared)
+    assert record.counters["costs"] == lone.rows
 
 
 def test_a_step_slowed_by_a_known_amount_shows_up_in_every_paced_latency(model, clips):

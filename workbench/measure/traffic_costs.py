@@ -6,7 +6,8 @@
 Why: beside live traffic a step costs more than in a loop that does nothing else. The load generator and the callers that are woken want the
 interpreter and, on a CPU, the caches and cores; between batches lie the settling of results and the wake-up of callers. Here the workers' own
 times are taken while real runs play. Sizes seen often enough replace the row of the lone loop; the others are scaled by the same factor. Also taken:
-how long after it was due a chunk reaches an idle worker (`arrival_delay_us`: the generator's and the threads' waking up), how much longer a step
+how long after it was due a chunk reaches an idle worker (`arrival_delay_us`: the generator's and the threads' waking up, and the handing over), how much
+longer a step
 takes on a worker that was idle (`after_idle_us`; the rows are without it), and what telling one caller takes.
 """
 
@@ -41,29 +42,21 @@ def traffic_costs(
     A load that was not carried or whose generator lagged still tells what its batches cost. Raises ConfigError without batching or where no
     size was seen often enough.
     """
-    if recognizer.pipeline is None:
-        raise ConfigError("asr.batching.enabled: got false; costs in traffic are those of the batching workers")
-    watch = _Watch(recognizer)
-    recognizer.pipeline.workers.watch = watch
-    try:
-        for load in loads:
-            try:
-                record = run_paced(recognizer, clips, load, options=PacedOptions(compare=False, most_late_share=0.5))
-            except (GeneratorLagged, LoadNotCarried):
-                continue
-            watch.sent_late_s.append(1e-3 * record.numbers["generator_late_p50_ms"])
-    finally:
-        recognizer.pipeline.workers.watch = None
-    return _corrected(lone, watch)
+    watch = TrafficWatch(recognizer)
+    watch.play(clips, loads)
+    return watch.corrected(lone)
 
 
-class _Watch:
-    """Busy seconds per kind and (padded) batch size, and seconds per wake-up of a caller."""
+class TrafficWatch:
+    """What a recogniser's workers are seen to need while loads are played: busy seconds per kind and (padded) batch size, seconds per wake-up."""
 
     def __init__(self, recognizer: Recognizer) -> None:
+        """Raises ConfigError where batching is off."""
+        if recognizer.pipeline is None:
+            raise ConfigError("asr.batching.enabled: got false; costs in traffic are those of the batching workers")
+        self._recognizer, self._workers = recognizer, recognizer.pipeline.workers
         geometry = recognizer.loaded.geometry
-        assert recognizer.pipeline is not None
-        self._ladder, self.alone = recognizer.stage.encoder.ladder, recognizer.pipeline.workers.slots == 1
+        self._ladder, self.alone = recognizer.stage.encoder.ladder, self._workers.slots == 1
         # Where steady and second chunks have one shape they share batches, and the table calls them steady.
         self._kinds = {geometry.chunk(number).input_mel_frames: kind for number, kind in ((1, "second"), (2, "steady"))}
         self.busy_s: dict[tuple[str, int], list[float]] = {}
@@ -72,6 +65,24 @@ class _Watch:
         self.start_s: list[float] = []
         self.sent_late_s: list[float] = []
         self._free_at = self._step_ended_at = float("inf")
+
+    def play(self, clips: Sequence[Samples], loads: Sequence[LoadConfig]) -> None:
+        """Play `loads` and watch; further calls add to what was seen."""
+        self._workers.watch = self
+        options = PacedOptions(compare=False, most_late_share=0.5)
+        try:
+            for load in loads:
+                try:
+                    numbers = run_paced(self._recognizer, clips, load, options=options).numbers
+                except (GeneratorLagged, LoadNotCarried):
+                    continue
+                self.sent_late_s.append(1e-3 * (numbers["generator_late_p50_ms"] + numbers["push_p50_ms"]))
+        finally:
+            self._workers.watch = None
+
+    def corrected(self, lone: Record) -> Record:
+        """`lone` as `traffic_costs` returns it, by all that was seen. Raises ConfigError where no size was seen often enough."""
+        return _corrected(lone, self)
 
     def __call__(self, lane: str, batch: Any, times: Times) -> None:
         if lane != "step":
@@ -93,7 +104,7 @@ class _Watch:
         self._free_at = thread_free
 
 
-def _corrected(lone: Record, watch: _Watch) -> Record:
+def _corrected(lone: Record, watch: TrafficWatch) -> Record:
     median_ms = {(row["shape"], row["batch"]): row["ms_p50"] for row in lone.rows if row.get("stage") == "step"}
     after_idle_ms = _after_idle_ms(watch)
     seen = {
@@ -125,7 +136,7 @@ def _corrected(lone: Record, watch: _Watch) -> Record:
     )
 
 
-def _after_idle_ms(watch: _Watch) -> float:
+def _after_idle_ms(watch: TrafficWatch) -> float:
     """What an idle worker's step takes longer: the median over the kinds and sizes that were seen often enough both ways; not below 0."""
     found = []
     for cell, times in watch.busy_s.items():

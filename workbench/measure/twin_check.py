@@ -4,29 +4,29 @@
     record.numbers["p50_difference_max"], record.numbers["p95_difference_max"]     # shares of the measured value
 
 Every pair plays the same schedule, once against the recogniser in real time and once through the twin. The twin's costs are those of a lone loop
-corrected in traffic (`traffic_costs`): by runs of the first batching only, with other phases and other numbers of streams than those compared. What
-the uncorrected costs would have given stands beside it. A real run whose generator lagged is no measurement: it is run again, and at last
+corrected in traffic (`traffic_costs`) by two short runs, one just before and one just after the real one, with other phases and other numbers of
+streams: what a step takes drifts within minutes by more than the twin may be off. What the uncorrected costs would have given stands beside it. A real run whose generator lagged is no measurement: it is run again, and at last
 listed without a comparison.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from typing import Any, TypeVar
 
-from workbench.config import Config, load_config, replace, to_dict
+from workbench.config import Config, LoadConfig, load_config, replace, to_dict
 from workbench.errors import GeneratorLagged, LoadNotCarried, RecordError
 from workbench.measure.capacity_engines import still_collector
 from workbench.measure.cost_table import CostTable
 from workbench.measure.loadgen import build_schedule
 from workbench.measure.paced import PacedOptions, run_paced
 from workbench.measure.quiet import OtherLoad, wait_until_quiet
-from workbench.measure.traffic_costs import traffic_costs
+from workbench.measure.traffic_costs import TrafficWatch
 from workbench.measure.twin import simulate
 from workbench.model.load import LoadedModel
 from workbench.model.speech import Samples
@@ -53,7 +53,7 @@ class Batching:
 
 @dataclass(frozen=True)
 class TwinCheck:
-    """streams: the loads; seconds: of each run; traffic_s: of the runs that correct the costs; batchings: the configurations; most_other_cores:
+    """streams: the loads; seconds: of each run; traffic_s: of each of the two runs that correct its costs; batchings: the configurations; most_other_cores:
     a run while other programs used more of the machine is waited for and run again (None: not looked at)."""
 
     streams: tuple[int, ...]
@@ -114,13 +114,12 @@ def check_twin(
     check: TwinCheck,
     report: Callable[[str], None] = lambda line: None,
 ) -> Record:
-    """Rows with the measured and the simulated p50 and p95 and their relative difference; the largest differences as numbers.
+    """Rows with the measured and the simulated p50 and p95, their relative difference, and by what the costs were corrected; the largest differences
+    as numbers.
 
-    costs: of a lone loop. The corrected ones are kept in `counters["costs"]`.
+    costs: of a lone loop; kept in `counters["costs"]`.
     """
-    corrected = _in_traffic(loaded, config, costs, clips, check)
-    tables = CostTable.from_record(corrected), CostTable.from_record(costs)
-    rows, notes = list[dict[str, Any]](), list(corrected.notes)
+    rows, notes = list[dict[str, Any]](), list(costs.notes)
     for batching in check.batchings:
         chosen = _configured(config, batching, check)
         with still_collector(), Recognizer(loaded, chosen) as recognizer:
@@ -129,7 +128,7 @@ def check_twin(
                 level = replace(chosen, **{"load.streams": streams})
                 row: dict[str, Any] = {"batching": batching.name, "streams": streams}
                 try:
-                    found, cores = undisturbed(partial(_pair, recognizer, level, tables, clips), check)
+                    found, cores = undisturbed(partial(_pair, recognizer, level, costs, clips, check), check)
                     row |= {**found, "other_cores": cores}
                 except (GeneratorLagged, LoadNotCarried) as reason:
                     notes.append(f"{batching.name}, {streams} streams: not compared: {reason}")
@@ -151,9 +150,8 @@ def check_twin(
             "compared": len(compared),
             "seconds": check.seconds,
             "chunk_ms": loaded.geometry.chunk_ms,
-            **{name: corrected.numbers[name] for name in TRAFFIC},
         },
-        counters={"costs": corrected.rows},
+        counters={"costs": costs.rows},
         notes=notes,
     )
 
@@ -180,20 +178,14 @@ def undisturbed(measure: Callable[[], T], check: TwinCheck) -> tuple[T, float | 
     raise GeneratorLagged(f"other programs used {cores:.2f} cores; allowed is {limit}")
 
 
-def _in_traffic(
-    loaded: LoadedModel, config: Config, costs: Record, clips: Sequence[Samples], check: TwinCheck
-) -> Record:
-    """The costs corrected by runs between the loads that are compared, under another seed."""
-    chosen = _configured(config, check.batchings[0], check)
-    streams = sorted(set(check.streams))
-    between = sorted({max(1, (low + high) // 2) for low, high in pairwise([1, *streams])})
-    loads = [
-        replace(chosen, **{"load.streams": n, "load.seconds": check.traffic_s, "load.seed": chosen.load.seed + 1}).load
-        for n in between
-    ]
-    with still_collector(), Recognizer(loaded, chosen) as recognizer:
-        recognizer.warm_up()
-        return undisturbed(partial(traffic_costs, recognizer, clips, costs, loads), check)[0]
+def _loads_beside(load: LoadConfig, seconds: float) -> tuple[LoadConfig, LoadConfig]:
+    """A quarter fewer and a quarter more streams, at least one, with other phases and clips."""
+    step = max(1, load.streams // 4)
+    fewer, more = max(1, load.streams - step), load.streams + step
+    return (
+        dataclasses.replace(load, streams=fewer, seconds=seconds, seed=load.seed + 1),
+        dataclasses.replace(load, streams=more, seconds=seconds, seed=load.seed + 2),
+    )
 
 
 def _configured(config: Config, batching: Batching, check: TwinCheck) -> Config:
@@ -211,18 +203,26 @@ def _configured(config: Config, batching: Batching, check: TwinCheck) -> Config:
 
 
 def _pair(
-    recognizer: Recognizer, config: Config, tables: tuple[CostTable, CostTable], clips: Sequence[Samples]
+    recognizer: Recognizer, config: Config, costs: Record, clips: Sequence[Samples], check: TwinCheck
 ) -> dict[str, Any]:
+    watch = TrafficWatch(recognizer)
+    fewer, more = _loads_beside(config.load, check.traffic_s)
+    watch.play(clips, [fewer])
     before = recognizer.metrics.snapshot()
     real = run_paced(recognizer, clips, config.load, options=PACED)
+    after = recognizer.metrics.snapshot()
+    watch.play(clips, [more])
+    corrected = watch.corrected(costs)
     schedule = build_schedule(config.load, recognizer.loaded.geometry, [clip.size for clip in clips])
+    tables = CostTable.from_record(corrected), CostTable.from_record(costs)
     twin, lone = (simulate(config, table, schedule) for table in tables)
-    batches = real.counters["batches"] - before["batches"]
+    batches = after["batches"] - before["batches"]
     row: dict[str, Any] = {
-        "batch_mean_real": (real.counters["items"] - before["items"]) / max(1, batches),
+        "batch_mean_real": (after["items"] - before["items"]) / max(1, batches),
         "batch_mean_twin": twin.counters["batch_size_mean_items"],
         "busy_share_twin": twin.numbers["busy_share"],
         "generator_late_p50_ms": real.numbers["generator_late_p50_ms"],
+        **{name: corrected.numbers[name] for name in TRAFFIC},
     }
     for name in POINTS:
         measured, simulated = real.numbers[name], twin.numbers[name]
