@@ -54,7 +54,12 @@ class BatchingConfig:
     max_queue_delay_us: int = _option(
         5000, "Longest wait of the oldest queued item, in microseconds.", ge=0, le=10_000_000
     )
-    max_queue_depth: int = _option(2048, "Most queued items per stage; beyond it QueueFull.", ge=1, le=1_000_000)
+    max_queue_depth: int = _option(
+        2048,
+        "Most streams with chunks in the pipeline at once (offline: queued recordings); beyond it QueueFull.",
+        ge=1,
+        le=1_000_000,
+    )
     ingress_cohort_delay_us: int = _option(
         20000, "Alignment window of network streams from the first arrival, in microseconds.", ge=0, le=10_000_000
     )
