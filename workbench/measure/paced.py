@@ -22,6 +22,7 @@ import numpy as np
 from workbench.clock import MonotonicClock
 from workbench.config import Config, LoadConfig
 from workbench.errors import ArenaFull, ConfigError, LoadNotCarried, QueueFull, RecordError, StepTimeout
+from workbench.measure.lag import LagWatch
 from workbench.measure.loadgen import Schedule, build_schedule, check_generator, lateness_bound_s, run_record
 from workbench.model.speech import Samples
 from workbench.results import Record
@@ -35,10 +36,12 @@ _QUIET_S = 10.0
 @dataclass(frozen=True)
 class PacedOptions:
     """compare: recognise every clip alone afterwards and count transcripts that differ; most_late_share: give the run up once more of
-    its chunks than this share were late by a chunk (1: never); drain_timeout_s: bound on the backlog after the load's end."""
+    its chunks than this share were late by a chunk (1: never); stop_lagging: give the run up once its generator is certain to have been too
+    late for it to count; drain_timeout_s: bound on the backlog after the load's end."""
 
     compare: bool = True
     most_late_share: float = 1.0
+    stop_lagging: bool = False
     drain_timeout_s: float = 60.0
 
 
@@ -103,6 +106,7 @@ class _Run:
         self._final_text: dict[int, str] = {}
         self._left = len(schedule)
         self._late, self._most_late = 0, int(options.most_late_share * len(schedule))
+        self._lag = LagWatch(len(schedule), lateness_bound_s(schedule.chunk_s))
         self._changed = threading.Condition()
         self._row_of = {
             (int(u), -1 if final else int(c)): row
@@ -119,6 +123,9 @@ class _Run:
         for row, due_s in enumerate(self._schedule.due_s.tolist()):
             self._clock.sleep_until(self._origin_s + due_s)
             self.sent_s[row] = self._clock.now() - self._origin_s
+            self._lag.sent(self.sent_s[row] - due_s)
+            if self._options.stop_lagging and self._lag.lost:
+                raise self._lag.refusal(due_s, self._schedule.seconds)
             self._send(row)
             self.taken_s[row] = self._clock.now() - self._origin_s
             if self._late > self._most_late:
