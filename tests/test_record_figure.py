@@ -49,18 +49,42 @@ def test_a_capacity_curve_marks_what_passed_and_what_failed():
     assert len(insides) == 2 and "white" in insides
 
 
-def test_several_searches_are_told_apart_by_line_and_marker_and_chunk_length():
+def test_several_searches_show_what_each_carried_and_what_failed_next_by_chunk_length():
     records = {"fused_80ms": capacity(100), "nemo_loop_80ms": capacity(40), "fused_1120ms": capacity(900)}
     record = gathered(records)
-    assert (
-        record.numbers["fused_1120ms_streams"] == record.rows[-1]["streams"]
-        or record.numbers["fused_1120ms_streams"] > 800
-    )
+    assert record.numbers["fused_80ms_streams"] == 100
     figure = record_figure(record)
-    assert len(figure.axes) == 4
-    assert {text.partition(":")[0] for text in legends(figure)} == set(records)
-    styles = {(line.get_color(), line.get_linestyle()) for line in figure.axes[2].lines if line.get_label()[0] != "_"}
-    assert len(styles) == 2
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["chunks of 80 ms", "", "chunks of 1120 ms", ""]
+    bars, latency = figure.axes[:2]
+    assert [text.get_text() for text in bars.get_yticklabels()] == ["fused", "nemo loop"]
+    assert [patch.get_width() for patch in bars.patches] == [100, record.numbers["nemo_loop_80ms_streams"]]
+    assert [text.get_text().endswith(" failed)") for text in bars.texts] == [True, True]
+    assert {line.get_markerfacecolor() for line in bars.lines} == {"white"}
+    styles = {(line.get_color(), line.get_linestyle()) for line in latency.lines if line.get_label()[0] != "_"}
+    assert len(styles) == 2 and set(legends(figure)) == {"fused", "nemo loop"}
+
+
+def test_a_search_that_met_no_limit_says_or_more():
+    low = capacity(100)
+    low.rows[:] = [row for row in low.rows if row["passed"] == "yes"]
+    bars = record_figure(gathered({"fused_80ms": low, "staged_80ms": capacity(50)})).axes[0]
+    assert [text.get_text().partition(" (")[0] for text in bars.texts] == ["100 or more", "50"]
+
+
+def test_a_table_of_fast_steps_leaves_out_what_was_not_timed():
+    row = {"context": [56, 0], "batch": 1, "dtype": "float32", "eager_ms_p50": 25.0, "graphed_ms_p50": 4.0}
+    int8 = {**row, "dtype": "bfloat16+int8", "eager_ms_p50": None, "graphed_ms_p50": None}
+    rows = [dict(cells, fast_ms_p50=1.0, floor_ms=0.5) for cells in (row, int8)]
+    axes = record_figure(Record("fast_table", rows=rows)).axes[0]
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert labels == ["80 ms, batch 1, fp32", "80 ms, batch 1, bf16, int8 weights"]
+    assert sorted(patch.get_width() for patch in axes.patches) == [0.5, 0.5, 1.0, 1.0, 4.0, 25.0]
+
+
+def test_rows_without_a_drawing_of_their_own_are_told_by_their_first_median_and_labels():
+    row = {"context": [56, 0], "batch": 1, "tf32": True, "step_p50_ms": 2.0, "step_n": 60, "outside_graph_ms": 0.1}
+    axes = record_figure(Record("unheard of", rows=[row])).axes[0]
+    assert axes.get_xlabel() == "step p50, ms" and axes.get_yticklabels()[0].get_text() == "[56, 0] 1"
 
 
 def test_levels_that_were_not_measured_are_drawn_as_crosses_or_refused():
@@ -78,7 +102,7 @@ def test_pairs_of_the_twin_show_their_difference():
         row |= {f"latency_{point}_real_ms": 20.0, f"latency_{point}_twin_ms": 21.0, f"latency_{point}_difference": 0.05}
     unmeasured = {"batching": "at once", "streams": 64}
     figure = record_figure(Record("twin_check", rows=[row, unmeasured]))
-    assert [text.get_text() for text in figure.axes[0].texts].count("+5 %") == 1
+    assert [text.get_text() for text in figure.axes[0].texts].count("+5.0 %") == 1
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["4 · at once"]
 
 

@@ -557,3 +557,16 @@ def test_committed_traces_give_the_numbers_beside_them(path: Path) -> None:
     summary = analyse(load_trace(path), device=expected["device"])
     assert len(summary.steps) == expected["steps"]
     assert summary.numbers() == pytest.approx(expected["numbers"])
+
+
+@pytest.mark.parametrize("name,graphed", [("trace_eager", False), ("trace_graphed", True)])
+def test_traces_of_an_h200_give_the_row_of_their_record(name: str, graphed: bool, project: Path) -> None:
+    path = project / "studies" / "h200" / "traces" / f"{name}.json.gz"
+    assert path.stat().st_size <= 2 * 2**20
+    record = json.loads((project / "studies" / "h200" / "profile_steps.json").read_text())
+    row = next(row for row in record["rows"][:2] if row["graphed"] is graphed)
+    numbers = analyse(load_trace(path), device="cuda").numbers()
+    assert numbers["launches_per_step"] == (104 if graphed else 1335)
+    assert numbers["kernels_per_step"] == 1335
+    assert numbers["graph_launches_per_step"] == graphed
+    assert numbers == pytest.approx({key: row[key] for key in numbers})

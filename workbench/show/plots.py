@@ -28,6 +28,8 @@ STYLES = (
     ("#009E73", "-.", "^", "...."),
     ("#CC79A7", ":", "D", "xxxx"),
     ("#56B4E9", (0, (6, 2, 1, 2, 1, 2)), "v", "\\\\\\\\"),
+    ("#D55E00", (0, (1, 1)), "P", "++++"),
+    ("#000000", (0, (8, 3)), "X", "oo"),
 )
 MUTED = "#808080"
 POINTS = (50, 95, 99)
@@ -127,6 +129,12 @@ def cost_curves(costs: Record) -> Figure:
     whole.set_ylabel("one step, ms")
     each.set_ylabel("one step / chunks in it, ms")
     whole.legend(frameon=False, title="kind of step")
+    if all(row.get("stage") == "offline" for rows in shapes.values() for row in rows):
+        whole.legend(frameon=False, title="recordings of")
+        for axes in (whole, each):
+            axes.set_xlabel("recordings in a batch")
+        whole.set_ylabel("one batch, ms")
+        each.set_ylabel("one batch / recordings in it, ms")
     return figure
 
 
@@ -152,6 +160,44 @@ def twin_against_real(pairs: Mapping[str, tuple[Record, Record]], axes: Axes | N
     axes.margins(y=0.15)
     figure.legend(loc="outside upper center", ncols=2, frameon=False)
     return figure
+
+
+def bar_groups(
+    axes: Axes,
+    labels: Sequence[str],
+    series: Mapping[str, Sequence[float | None]],
+    notes: Sequence[str] | None = None,
+) -> None:
+    """Horizontal bars with their values, a group per label, the first label on top; None leaves a gap. A note stands right of its group."""
+    height = 0.8 / len(series)
+    places = np.arange(len(labels))[::-1]
+    for number, (name, values) in enumerate(series.items()):
+        colour, _, _, hatch = _style(number)
+        at = places + ((len(series) - 1) / 2 - number) * height
+        known = [(place, value) for place, value in zip(at, values, strict=True) if value is not None]
+        bars = axes.barh(
+            [place for place, _ in known],
+            [value for _, value in known],
+            height * 0.94,
+            color=colour,
+            hatch=hatch,
+            edgecolor="white",
+            linewidth=0,
+            label=name,
+        )
+        axes.bar_label(bars, [_short(value) for _, value in known], padding=2, fontsize=8)
+    for place, note, group in zip(places, notes or (), zip(*series.values(), strict=True), strict=False):
+        longest = max(value for value in group if value is not None)
+        axes.annotate(note, (longest, place), xytext=(42, 0), textcoords="offset points", va="center", fontsize=8)
+    axes.set_yticks(places, labels)
+    axes.margins(x=0.45 if notes else 0.25)
+    if len(series) > 1:
+        axes.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(series), fontsize=8)
+
+
+def _short(value: float) -> str:
+    """Three or four digits, and whole thousands with a separator instead of an exponent."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def figure_axes(axes: Axes | None, size: tuple[float, float]) -> tuple[Figure, Axes]:
