@@ -11,6 +11,7 @@ import pytest
 from small_models import alone, recognizer_for, rnnt, shipped_clips, tdt
 
 from workbench.errors import ArenaFull, QueueFull, StreamClosed
+from workbench.runtime.stream import _waker
 
 WATCHDOG_S = 60
 BATCHED = ("asr.batching.enabled=true", "asr.batching.state_arena_slots=64")
@@ -205,18 +206,42 @@ def test_a_failing_batch_reaches_exactly_its_members(model, clips, expected, ope
         assert recognizer.arena.used == 0
 
 
+@pytest.mark.parametrize("error", [KeyError, SystemExit, KeyboardInterrupt, asyncio.CancelledError])
 @pytest.mark.parametrize("pipeline", ["fused", "staged"])
-def test_a_callers_own_callback_fails_only_its_stream(model, clips, expected, pipeline):
+def test_a_callers_own_callback_fails_only_its_stream(model, clips, expected, pipeline, error):
+    """Whatever it raises: a slot that died of it would leave every other stream waiting."""
+
     def broken(event):
-        raise KeyError("mine")
+        raise error("mine")
 
     with recognizer_for(model, f"asr.pipeline={pipeline}", *BATCHED) as recognizer:
         bad = recognizer.stream(on_event=broken)
         bad.push(clips[0])
-        with pytest.raises(KeyError, match="mine"):
-            bad.step()
+        with pytest.raises(error, match="mine"):
+            bad.step(timeout_s=5.0)
         assert spoken(recognizer, clips[0], seed=0) == expected[0]
         assert recognizer.arena.used == 0
+
+
+def test_a_callback_that_waits_for_its_own_stream_is_told_so(model, clips, expected):
+    """It runs in the slot that would have to do the work: waiting there would hold up everybody for the whole bound."""
+    with recognizer_for(model, *BATCHED) as recognizer:
+        bad = recognizer.stream(on_event=lambda event: bad.step())
+        bad.push(clips[0])
+        with pytest.raises(RuntimeError, match="on_event"):
+            bad.step(timeout_s=5.0)
+        assert spoken(recognizer, clips[0], seed=0) == expected[0]
+
+
+def test_an_event_loop_that_closes_while_it_is_woken_hurts_nobody():
+    class Closing:
+        def is_closed(self):
+            return False
+
+        def call_soon_threadsafe(self, callback):
+            raise RuntimeError("Event loop is closed")
+
+    _waker(Closing(), asyncio.Event())()
 
 
 @pytest.mark.parametrize("pipeline", ["fused", "staged"])

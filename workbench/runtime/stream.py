@@ -15,6 +15,7 @@ driven from any threads and event loops at once. With batching off `step` runs i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -56,7 +57,7 @@ class Event:
 
 @dataclass(frozen=True)
 class StreamOptions:
-    """on_event: called for every event in the thread that completed it; prompt: language index; bias: [V] on the device, or None;
+    """on_event: called for every event in the thread that completed it, so it must not wait for a step; prompt: language index; bias: [V] on the device, or None;
     coordinated: whether chunks wait at the ingress barrier for their companions; most_waiting_s: seconds of audio that may wait."""
 
     on_event: Callable[[Event], None] | None = None
@@ -304,17 +305,19 @@ class Stream:
             if self._error is not None or task.error is not None or task.result is None:
                 self._fail(self._error or task.error or StreamClosed("the stream was cancelled"))
             else:
-                self._complete(task.result)
-                self._go_on(task.cohort)
+                self._go_on(task.cohort, task.result)
             self._notify()
 
-    def _go_on(self, cohort: int) -> None:
+    def _go_on(self, cohort: int, result: StepResult | None = None) -> None:
+        """Take a result and start the next chunk (worker thread). Raises nothing: a slot that died would leave every other stream waiting."""
         try:
+            if result is not None:
+                self._complete(result)
             self._advance(cohort)
         except QueueFull as full:  # at the end of its ingress wave; the caller learns of it and may submit again
             self._refused = str(full)
-        except StreamClosed as closed:
-            self._fail(closed)
+        except BaseException as error:  # also the SystemExit of a caller's on_event
+            self._fail(error)
 
     def _run_here(self, item: StepItem) -> None:
         self._buffer.consume(item.chunk)
@@ -360,8 +363,12 @@ class Stream:
             waker()
 
     def _wait(self, timeout_s: float) -> None:
-        deadline = self._clock.now() + timeout_s
+        deadline, pipeline = self._clock.now() + timeout_s, self._recognizer.pipeline
         with self._changed:
+            if self._busy and pipeline is not None and pipeline.workers.runs_here():
+                raise RuntimeError(
+                    "step or finish was called in on_event, which runs where the work it waits for would; submit or end there"
+                )
             while self._busy:
                 left_s = deadline - self._clock.now()
                 if left_s <= 0:
@@ -409,7 +416,7 @@ def _waker(loop: asyncio.AbstractEventLoop, woken: asyncio.Event) -> Callable[[]
     """Set an event of a loop from any thread; a loop that was closed meanwhile has nobody to wake."""
 
     def wake() -> None:
-        if not loop.is_closed():
+        with contextlib.suppress(RuntimeError):  # it can close between a question and the call
             loop.call_soon_threadsafe(woken.set)
 
     return wake

@@ -108,6 +108,10 @@ class Workers:
         """Threads that execute batches."""
         return len(self._threads)
 
+    def runs_here(self) -> bool:
+        """Whether the caller is one of the slots."""
+        return threading.current_thread() in self._threads
+
     @property
     def alive(self) -> bool:
         """Whether any thread runs."""
