@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from test_study import HOST, SIZE, bowl
@@ -14,16 +16,17 @@ from test_study import HOST, SIZE, bowl
 from workbench.config import Config
 from workbench.encoder.graphed import attach, detach
 from workbench.encoder.options import GraphOptions
-from workbench.errors import LoadNotCarried
+from workbench.errors import GeneratorLagged, LoadNotCarried, StepTimeout
 from workbench.measure.cost_table import Captures
 from workbench.measure.costs import capture_rows
-from workbench.measure.offline_run import offline_costs
+from workbench.measure.offline_run import offline_costs, run_offline, thinned
 from workbench.measure.offline_twin import OfflineCosts
 from workbench.results import Record
 from workbench.runtime.recognizer import Recognizer
 from workbench.show.study_results import confirm_studies
-from workbench.tuning import confirm as confirm_module
-from workbench.tuning.confirm import ConfirmOptions, LiveHost, confirm
+from workbench.tuning import live_host
+from workbench.tuning.confirm import ConfirmOptions, confirm
+from workbench.tuning.live_host import LiveHost, measured_tf32
 from workbench.tuning.outcome import Outcome
 from workbench.tuning.spec import parse_study
 from workbench.tuning.study import tune
@@ -58,7 +61,7 @@ def test_the_finalists_of_studies_run_live_one_after_the_other_and_a_study_witho
     found, failed = confirm_studies([tmp_path / "never", tmp_path / "live"], options)
     assert "run it first" in failed[str(tmp_path / "never")] and list(found) == ["live"]
     live = Record.load(tmp_path / "live" / "live.json")
-    assert [row["label"] for row in live.rows] == ["default", "document_example", "best", "best_again"]
+    assert [row["label"] for row in live.rows] == ["default", "best", "document_example", "best_again"]
     assert result.best is not None and result.best.params[SIZE] == 32
     for row in live.rows:
         assert row["kept"] is not None or row["why"].startswith("generator lagged")
@@ -70,49 +73,175 @@ def test_the_finalists_of_studies_run_live_one_after_the_other_and_a_study_witho
 
 
 class Scripted(LiveHost):
-    """A device whose p95 is a function of the configuration; no model is loaded."""
+    """A device whose p95 is a function of the configuration, and whose runs take `run_s` on a clock of its own; no model is loaded."""
 
-    def __init__(self, p95_ms: Any) -> None:
+    def __init__(self, p95_ms: Any, run_s: float = 5.0) -> None:
         super().__init__(say=lambda text: None)
-        self.p95_ms, self.played = p95_ms, list[Config]()
+        self.p95_ms, self.run_s, self.played, self.now_s = p95_ms, run_s, list[Config](), 0.0
+
+    def clock(self) -> float:
+        return self.now_s
 
     def model(self, asr: Any) -> Any:
         return SimpleNamespace(notes=())
 
-    def run(self, config: Config, spec: Any) -> tuple[Record, dict[str, Any]]:
+    def run(self, config: Config, what: Any) -> tuple[Record, dict[str, Any]]:
         self.played.append(config)
+        self.now_s += self.run_s
         numbers = {"latency_p95_ms": self.p95_ms(config), "late_share": 0.0, "streams": config.load.streams}
         return Record(kind="paced", numbers=numbers, environment=HOST), {}
 
 
-def test_rounds_alternate_on_traffic_of_their_own_and_end_with_the_budget(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rounds_alternate_on_traffic_of_their_own(tmp_path: Path) -> None:
     result = begun(tmp_path)
     host = Scripted(lambda config: 10.0)
     rows = confirm(result, host, ConfirmOptions(rounds=2, finalists=1)).rows
-    labels = ["default", "document_example", "best", "best_again"]
+    labels = ["default", "best", "document_example", "best_again"]
     assert [row["label"] for row in rows] == [*labels, *reversed(labels)]
     assert {config.load.seed for config in host.played} == {3000, 3001} and host.played[0].load.seconds == 4.0
-    clock = iter(range(0, 10_000, 50))
-    monkeypatch.setattr(confirm_module.time, "perf_counter", lambda: float(next(clock)))
-    short = confirm(result, Scripted(lambda config: 10.0), ConfirmOptions(rounds=5, finalists=1, budget_s=60.0))
-    assert short.numbers["rounds"] == 1
 
 
-def test_in_a_study_of_capacity_a_configuration_that_breaks_the_limit_goes_on_with_fewer(tmp_path: Path) -> None:
+def test_no_run_is_begun_that_would_pass_the_budget_and_what_did_not_run_says_so(tmp_path: Path) -> None:
+    result = begun(tmp_path)
+    for budget_s, ran in ((1.0, 1), (12.0, 2), (29.0, 5), (40.0, 8)):
+        host, kept = Scripted(lambda config: 10.0), list[Record]()
+        live = confirm(result, host, ConfirmOptions(rounds=2, finalists=1, budget_s=budget_s), kept.append, host.clock)
+        assert len(host.played) == ran and live.numbers["took_s"] == 5.0 * ran
+        left_out = [row["label"] for row in live.rows if row["why"].startswith("not run: ")]
+        assert left_out == ["default", "best", "document_example", "best_again"][ran:]
+        assert [len(record.rows) for record in kept[:-1]] == list(range(1, ran + 1)), "kept after every run"
+        assert any("round 2 without" in note for note in live.notes) == (4 < ran < 8)
+        outcome = Outcome.of(result, live).data
+        assert outcome["default"]["live"]["runs"] >= 1
+        assert ("its real runs were not measured: not run" in outcome["headline"]) == (ran == 1)
+
+
+class Mute(Scripted):
+    """A device whose load generator speaks no more than `most` streams."""
+
+    def __init__(self, most: int, p95_ms: Any = lambda config: 10.0) -> None:
+        super().__init__(p95_ms)
+        self.most = most
+
+    def run(self, config: Config, what: Any) -> tuple[Record, dict[str, Any]]:
+        found = super().run(config, what)
+        if config.load.streams > self.most:
+            raise GeneratorLagged("generator lagged: late")
+        return found
+
+
+def crowded(tmp_path: Path) -> Any:
+    """A study of capacity: on the twin, batches of 32 carry 200 streams and the default 100."""
+
     def crowd(config: Config) -> Record:
         carried = 200 if config.asr.batching.max_batch_size == 32 else 100
         numbers = {"latency_p95_ms": 100.0 * config.load.streams / carried, "streams": config.load.streams}
         return Record(kind="twin", numbers=numbers, environment=HOST)
 
-    result = begun(
+    return begun(
         tmp_path,
         space={"load.streams": {"int": [2, 512]}, SIZE: {"choices": [32, 1024]}},
         objectives=[{"number": "streams", "direction": "maximise"}],
         constraints=[{"number": "latency_p95_ms", "at_most": 100}],
         evaluate=crowd,
     )
+
+
+def test_a_level_that_cannot_be_spoken_steps_down_at_once_and_no_other_starts_there(tmp_path: Path) -> None:
+    result = crowded(tmp_path)
+    live = confirm(result, Mute(60), ConfirmOptions(rounds=1, finalists=1))
+    tried = [(row["label"], row["streams"]) for row in live.rows]
+    levels = [streams for label, streams in tried if label == "default"]
+    assert levels[0] in (99, 100) and levels[1] == int(levels[0] * 0.7) and levels[2] == int(levels[1] * 0.7) <= 60
+    assert [label for label, _ in tried[3:]] == ["best", "document_example", "best_again"]
+    assert {streams for _, streams in tried[3:]} == {levels[2]}
+    data = Outcome.of(result, live).data
+    for name in ("default", "document_example", "best"):
+        assert data[name]["live"]["held_below_streams"] == levels[1] and data[name]["live"]["streams"] == levels[2]
+    assert data["best"]["live"]["why"].startswith(f"the load generator lagged at {levels[1]} streams")
+    assert data["gain"]["live_over_default_share"] is None and data["noise"]["live_again_difference_share"] is None
+    assert f"{levels[2]} at least (the load generator lagged at {levels[1]})" in data["headline"]
+    assert f"not to be compared with default's {levels[2]}" in data["headline"]
+    assert Outcome.of(result, live).result.best is result.best, "equal levels of the generator choose nobody"
+
+
+def test_a_gain_over_a_configuration_that_its_own_limit_bounds_is_stated_as_the_least(tmp_path: Path) -> None:
+    result = crowded(tmp_path)
+    slow = Mute(
+        150, lambda config: 100.0 * config.load.streams / (200 if config.asr.batching.max_batch_size == 32 else 50)
+    )
+    data = Outcome.of(result, confirm(result, slow, ConfirmOptions(rounds=2, finalists=1))).data
+    assert data["default"]["live"]["streams"] in (49, 50) and data["best"]["live"]["held_below_streams"] > 150
+    assert "latency_p95_ms <= 100" in data["default"]["live"]["why"] and "at least 180" in data["headline"]
+
+
+def test_where_no_level_can_be_spoken_the_search_ends_and_the_finding_says_why(tmp_path: Path) -> None:
+    result = crowded(tmp_path)
+    host = Mute(0)
+    live = confirm(result, host, ConfirmOptions(rounds=1, finalists=1, budget_s=40.0), clock=host.clock)
+    assert host.now_s <= 40.0 + host.run_s and all(row["kept"] is None for row in live.rows)
+    headline = Outcome.of(result, live).data["headline"]
+    assert headline.startswith("On the digital twin: ") and "real runs were not measured" in headline
+
+
+def test_at_one_load_a_run_whose_generator_lagged_is_tried_once_more(tmp_path: Path) -> None:
+    live = confirm(begun(tmp_path), Mute(0), ConfirmOptions(rounds=1, finalists=1))
+    assert [row["label"] for row in live.rows].count("default") == 2 and {row["streams"] for row in live.rows} == {2}
+
+
+class Offline(Scripted):
+    """A device that recognises `rtfx` seconds of audio a second, where a run does not take too long."""
+
+    def __init__(self, rtfx: float) -> None:
+        super().__init__(lambda config: 10.0)
+        self.rtfx, self.works = rtfx, list[dict[str, list[int]]]()
+
+    def run(self, config: Config, what: Any) -> tuple[Record, dict[str, Any]]:
+        self.played.append(config)
+        self.works.append(what.work)
+        took_s = sum(map(sum, what.work.values())) / 16000 / self.rtfx
+        self.now_s += min(took_s, what.most_s)
+        if took_s > what.most_s:
+            raise StepTimeout("offline: time was up")
+        return Record(kind="offline_run", numbers={"rtfx": self.rtfx}, environment=HOST), {}
+
+
+def recordings(tmp_path: Path, rtfx: float = 50.0, count: int = 256) -> Any:
+    """An offline study whose twin recognises `rtfx` seconds of audio a second."""
+    return begun(
+        tmp_path,
+        base={"asr": {**ASR, "batching": {"enabled": True}}},
+        objectives=[{"number": "rtfx", "direction": "maximise"}],
+        offline={"lengths": ["shipped", "long_tailed"], "recordings": count, "concurrency": count // 16},
+        evaluate=lambda config: Record(
+            kind="offline_twin", numbers={"rtfx": rtfx + (config.asr.batching.max_batch_size == 32)}, environment=HOST
+        ),
+    )
+
+
+def test_an_offline_run_takes_as_many_recordings_as_fit_the_same_for_all(tmp_path: Path) -> None:
+    result = recordings(tmp_path)
+    for budget_s, all_of_them in ((100.0, False), (6000.0, True)):
+        host = Offline(50.0)
+        live = confirm(result, host, ConfirmOptions(rounds=2, finalists=1, budget_s=budget_s), clock=host.clock)
+        assert len(host.works) == 8 and all(work == host.works[0] for work in host.works)
+        assert host.now_s <= budget_s and (len(host.works[0]["shipped"]) == 256) == all_of_them
+        assert live.numbers["recordings_per_set"] == len(host.works[0]["long_tailed"])
+        assert any("of 256 recordings of each set" in note for note in live.notes) != all_of_them
+
+
+def test_where_the_twin_was_far_too_fast_fewer_recordings_are_tried_and_all_get_those(tmp_path: Path) -> None:
+    result, host = recordings(tmp_path), Offline(10.0)
+    live = confirm(result, host, ConfirmOptions(rounds=1, finalists=1, budget_s=120.0), clock=host.clock)
+    measured = [row for row in live.rows if row["kept"] is not None]
+    counts = [len(work["shipped"]) for work in host.works]
+    assert live.rows[0]["why"] == "offline: time was up" and counts[1] == counts[0] // 4
+    assert set(counts[1:]) == {counts[1]} and [row["label"] for row in measured][:2] == ["default", "best"]
+    assert live.numbers["recordings_per_set"] == counts[1] and host.now_s <= 120.0 + 30.0
+
+
+def test_in_a_study_of_capacity_a_configuration_that_breaks_the_limit_goes_on_with_fewer(tmp_path: Path) -> None:
+    result = crowded(tmp_path)
     host = Scripted(
         lambda config: 100.0 * config.load.streams / (150 if config.asr.batching.max_batch_size == 32 else 100)
     )
@@ -136,7 +265,7 @@ def test_a_live_run_that_was_refused_is_a_row_with_its_reason(
     def refusing(*_: Any, **__: Any) -> Record:
         raise LoadNotCarried("load: QueueFull at 1.00 s")
 
-    monkeypatch.setattr(confirm_module, "run_paced", refusing)
+    monkeypatch.setattr(live_host, "run_paced", refusing)
     monkeypatch.setattr(LiveHost, "model", lambda self, asr: tiny_model)
     result = begun(tmp_path, constraints=[{"number": "late_share", "at_most": 0.01}])
     row = confirm(result, LiveHost(say=lambda text: None), ConfirmOptions(rounds=1, finalists=1)).rows[0]
@@ -173,3 +302,64 @@ def test_a_cost_record_tells_what_the_graphs_of_every_batch_size_took(
     captures = Captures.from_rows(rows)
     assert sizes == sorted(sizes) and captures is not None and captures.pool_bytes == 1000
     assert captures.numbers((1, 4))["graph_memory_mib"] == pytest.approx((sizes[0] + sizes[2] + 1000) / 2**20)
+
+
+def test_products_are_computed_as_the_costs_were_measured(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def costs(**gpu: Any) -> Record:
+        return Record(kind="costs", environment={"gpu": gpu} if gpu else {})
+
+    assert (
+        measured_tf32([costs(matmul_tf32=True), costs()]) is True and measured_tf32([costs(matmul_tf32=False)]) is False
+    )
+    assert (
+        measured_tf32([costs()]) is None and measured_tf32([costs(matmul_tf32=True), costs(matmul_tf32=False)]) is None
+    )
+    matmul, asr = live_host.torch.backends.cuda.matmul, Config().asr
+    found, loaded = matmul.allow_tf32, [tiny_model]
+    monkeypatch.setattr(live_host, "load_configured", lambda asr: loaded[0])
+    host = LiveHost(say=lambda text: None)
+    host.tf32 = not found
+    assert host.notes(asr) == list(tiny_model.notes) and matmul.allow_tf32 is found, "a CPU has no such switch"
+    loaded[0] = dataclasses.replace(tiny_model, device="cuda:0")
+    host = LiveHost(say=lambda text: None)
+    try:
+        host.tf32 = not found
+        assert host.notes(asr)[-1].endswith("as the twin's costs were measured") and matmul.allow_tf32 is not found
+        host.tf32 = None
+        assert host.notes(asr) == list(tiny_model.notes) and matmul.allow_tf32 is found, "the next study has no costs"
+    finally:
+        matmul.allow_tf32 = found
+
+
+def test_a_part_of_the_recordings_has_lengths_like_all_of_them_and_ends_in_time(tiny_model: Any, noise: Any) -> None:
+    lengths = [int(value) for value in np.random.default_rng(0).permutation(1000)]
+    part = thinned(lengths, 100)
+    assert part == list(range(5, 1000, 10)) and thinned(lengths, 5000) == sorted(lengths) and thinned([7], 1) == [7]
+    config = parse_study({"name": "x", "space": {SIZE: {"int": [1, 1024]}}}).configure(Config())
+    with Recognizer(tiny_model, config) as recognizer:
+        record = run_offline(recognizer, {"shipped": [8000, 16000, 8000]}, [noise(1.0)], concurrency=2)
+        assert record.numbers["recordings"] == 3 and record.numbers["rtfx_shipped"] > 0
+        with pytest.raises(StepTimeout, match="0 of 3 recordings had been begun"):
+            run_offline(recognizer, {"shipped": [8000] * 3}, [noise(1.0)], concurrency=2, most_s=-1.0)
+
+
+def test_an_offline_study_runs_live_and_a_kill_keeps_what_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "live"
+    recordings(folder, rtfx=5.0, count=32)
+    ran, run = [], LiveHost.run
+
+    def killed(host: LiveHost, config: Config, what: Any) -> Any:
+        if len(ran) == 2:
+            raise KeyboardInterrupt
+        ran.append(what.work)
+        return run(host, config, what)
+
+    monkeypatch.setattr(LiveHost, "run", killed)
+    with pytest.raises(KeyboardInterrupt):
+        confirm_studies([folder], ConfirmOptions(rounds=1, finalists=1, budget_s=120.0))
+    live = Record.load(folder / "live.json")
+    assert [row["label"] for row in live.rows] == ["default", "best"] and len(ran[0]["shipped"]) < 32
+    assert all(row["recordings"] == 2 * len(ran[0]["shipped"]) for row in live.rows if row["kept"])
+    assert any("recordings of each set" in note for note in live.notes)

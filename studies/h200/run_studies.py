@@ -1,92 +1,66 @@
-"""The parts of `studies/h200/run_studies.sh` that need the GPU, in one process: offline costs if they are missing, and the real runs.
+"""The real runs of `studies/h200/run_studies.sh`, in one process on one loaded model; then the files of every study.
 
-python studies/h200/run_studies.py OUT COSTS "offline confirm"
+python studies/h200/run_studies.py OUT COSTS
 
-Studies that were not searched are skipped with the reason; what was measured is written after every study.
+REAL_S seconds of real runs are shared out by what each study needs; what one leaves goes to the others. Studies that were not searched are skipped
+with the reason; what was measured is written after every run (live.json), results and reports come last, since they need no GPU.
 """
 
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 import traceback
 from pathlib import Path
 
-from workbench.config import load_config
-from workbench.measure.cost_book import CostBook
-from workbench.measure.offline_run import offline_costs
-from workbench.runtime.recognizer import Recognizer
-from workbench.show.study_results import confirm_study
+from workbench.show.study_results import run_finalists, write_study
 from workbench.tuning.confirm import ConfirmOptions, LiveHost
+from workbench.tuning.outcome import outcome_of_study
+from workbench.tuning.result import StudyResult
 
-# Finalists of each study, and its share of the time for real runs.
+# Finalists of each study, and the seconds that one round of it takes on an H200: about 7 s a run with its warm-up, more where graphs are captured
+# anew or levels are stepped down.
 STUDIES = {
-    "latency_80ms": (2, 0.28),
-    "capacity_slo": (1, 0.24),
-    "offline_bucket": (1, 0.08),
-    "graph_buckets": (1, 0.2),
-    "pareto": (2, 0.2),
+    "latency_80ms": (2, 35.0),
+    "capacity_slo": (1, 50.0),
+    "offline_bucket": (1, 25.0),
+    "graph_buckets": (1, 35.0),
+    "pareto": (2, 50.0),
 }
-BATCHES, LENGTHS_S = (1, 4, 16, 64), (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
-# Longest time that the search of the offline study may take while the device waits.
-SEARCH_S = 60
 
 
-def measure_offline(host: LiveHost, costs: Path) -> None:
-    """Costs of whole recordings for the model that the step costs were measured with."""
-    low = load_config({"asr": {"att_context_size": [56, 0], "cuda_graphs": True, "batching": {"enabled": True}}})
-    config = load_config(
-        {"asr": {**_plain(CostBook.load([costs]).fit(low)), "cuda_graphs": False}},
-        overrides=[f"asr.batching.state_arena_slots={max(BATCHES)}"],
-    )
-    batches = _numbers("OFFLINE_BATCHES", BATCHES)
-    with Recognizer(host.model(config.asr), config) as recognizer:
-        record = offline_costs(
-            recognizer, host.clips, [int(b) for b in batches], _numbers("OFFLINE_LENGTHS", LENGTHS_S), 2
-        )
-    record.save(costs / "offline_costs.json")
-
-
-def _plain(config: object) -> dict[str, object]:
-    from workbench.config import to_dict
-
-    return to_dict(config)["asr"]
-
-
-def _numbers(name: str, default: tuple[float, ...]) -> list[float]:
-    return [float(part) for part in os.environ[name].split(",")] if name in os.environ else list(default)
-
-
-if __name__ == "__main__":
-    out, costs, parts = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3].split()
-    host = LiveHost(lambda text: print(text, flush=True))
-    begun = time.perf_counter()
-    if "offline" in parts and not (costs / "offline_costs.json").exists():
-        try:
-            measure_offline(host, costs)
-            print(f"== offline costs: {time.perf_counter() - begun:.1f} s", flush=True)
-            subprocess.run(
-                ["bash", "studies/h200/run_studies.sh", str(out), str(costs), "search_offline"],
-                timeout=SEARCH_S,
-                check=False,
-            )
-        except Exception:
-            traceback.print_exc()
-    real_s = float(os.environ.get("REAL_S", "150"))
-    for name, (finalists, share) in STUDIES.items() if "confirm" in parts else ():
-        begun = time.perf_counter()
+def real_runs(out: Path, costs: Path, host: LiveHost, real_s: float) -> dict[str, StudyResult]:
+    """By name, the studies whose finalists ran."""
+    found, needed_s = dict[str, StudyResult](), sum(need_s for _, need_s in STUDIES.values())
+    for name, (finalists, need_s) in STUDIES.items():
         options = ConfirmOptions(
             seconds=float(os.environ.get("SECONDS_RUN", "4")),
             rounds=int(os.environ.get("ROUNDS", "2")),
             finalists=finalists,
-            budget_s=share * real_s,
+            budget_s=max(0.0, real_s) * need_s / needed_s,
             most_streams=int(os.environ.get("MOST_STREAMS", "100000")),
         )
+        print(f"== {name}: {options.budget_s:.1f} s", flush=True)
         try:
-            print(f"== {name}", flush=True)
-            print(confirm_study(out / name, host, options).data["headline"], flush=True)
+            found[name], live = run_finalists(out / name, host, options, [costs])
+            real_s -= live.numbers["took_s"]
+            print(f"== {name}: took {live.numbers['took_s']:.1f} s", flush=True)
         except Exception:
             traceback.print_exc()
-        print(f"== {name}: {time.perf_counter() - begun:.1f} s", flush=True)
+        needed_s -= need_s
+    return found
+
+
+if __name__ == "__main__":
+    out, costs = Path(sys.argv[1]), Path(sys.argv[2])
+    host = LiveHost(lambda text: print(text, flush=True))
+    results = real_runs(out, costs, host, float(os.environ.get("REAL_S", "200")))
+    begun = time.perf_counter()
+    for name, result in results.items():
+        try:
+            write_study(result, out / name)
+            print(f"{name}: {outcome_of_study(out / name).data['headline']}", flush=True)
+        except Exception:
+            traceback.print_exc()
+    print(f"== files: {time.perf_counter() - begun:.1f} s", flush=True)

@@ -1,7 +1,7 @@
 """Whole recordings, measured: the cost of an offline batch by its size and length, and a run of many recordings through the offline stage.
 
     rows = offline_cost_rows(recognizer, clips, batches=(1, 8, 32), lengths_s=(2.0, 8.0, 32.0))
-    run_offline(recognizer, {"shipped": lengths}, clips, concurrency=64).numbers["rtfx_shipped"]
+    run_offline(recognizer, {"shipped": thinned(lengths, 128)}, clips, concurrency=64).numbers["rtfx_shipped"]
 
 The first feeds the offline twin, the second confirms what a study found on it. Host clock around calls whose results arrive on the host.
 """
@@ -27,7 +27,7 @@ from workbench.runtime.offline import offline_batch
 from workbench.runtime.offline_batches import OfflineTask
 from workbench.runtime.recognizer import Recognizer
 
-_TIMEOUT_S = 300.0
+_MOST_S = 600.0
 
 
 def offline_cost_rows(
@@ -90,20 +90,26 @@ def run_offline(
     clips: Sequence[Samples],
     concurrency: int,
     load: LoadConfig | None = None,
+    most_s: float = _MOST_S,
 ) -> Record:
     """Recognise recordings of these lengths, `concurrency` in the works at once, each set once in the order of the load's seed.
 
-    numbers as of `simulate_offline`. Raises StepTimeout if a recording is not done within its bound.
+    The longest is recognised once beforehand, alone and uncounted: the first run of a process pays for more than its recordings. numbers as of
+    `simulate_offline`. Raises StepTimeout if not all are done within `most_s` seconds; none is begun after them.
     """
     load = load or recognizer.config.load
     rate_hz = recognizer.loaded.geometry.sample_rate_hz
+    longest = speech_of(clips, max(max(lengths) for lengths in work.values()), 0)
+    with recognizer.stage.device_lock:
+        offline_batch(recognizer.loaded, torch.from_numpy(longest[None]), [longest.size])
+    end_s = time.perf_counter() + most_s
     numbers: dict[str, Any] = {}
     total_s, total_samples, total_padding = 0.0, 0, 0
     for name, lengths in work.items():
         order = np.random.default_rng((load.seed, len(lengths))).permutation(len(lengths))
         recordings = [speech_of(clips, lengths[index], index) for index in order.tolist()]
         start_s = time.perf_counter()
-        padding = _play(recognizer, recordings, concurrency)
+        padding = _play(recognizer, recordings, concurrency, end_s)
         took_s, samples = time.perf_counter() - start_s, sum(lengths)
         numbers[f"rtfx_{name}"] = samples / rate_hz / took_s
         numbers[f"padding_share_{name}"] = padding / (samples + padding)
@@ -132,25 +138,33 @@ def speech_of(clips: Sequence[Samples], samples: int, number: int) -> Samples:
     return np.resize(np.roll(clip, -(997 * number) % max(1, clip.size)), samples).astype(np.float32, copy=False)
 
 
-def _play(recognizer: Recognizer, recordings: Sequence[Samples], concurrency: int) -> int:
-    """Samples of padding."""
+def thinned(lengths: Sequence[int], count: int) -> list[int]:
+    """`count` of these lengths, or all if there are no more, ascending: evenly spaced among the sorted ones, so distributed alike."""
+    ordered, n = sorted(lengths), len(lengths)
+    return ordered if count >= n else [ordered[(2 * place + 1) * n // (2 * count)] for place in range(count)]
+
+
+def _play(recognizer: Recognizer, recordings: Sequence[Samples], concurrency: int, end_s: float) -> int:
+    """Samples of padding. end_s: on the clock of `time.perf_counter`."""
     pending: deque[OfflineTask] = deque()
     padding = 0
     depth = recognizer.config.asr.batching.max_queue_depth
     window = min(concurrency, depth) if recognizer.pipeline is not None else 1
-    for samples in recordings:
+    for number, samples in enumerate(recordings):
         while len(pending) >= window:
-            _collect(pending.popleft())
+            _collect(pending.popleft(), end_s)
+        if time.perf_counter() > end_s:
+            raise StepTimeout(f"offline: time was up when {number} of {len(recordings)} recordings had been begun")
         task = recognizer.offline.submit(samples)
         padding += task.padded_samples - samples.size
         pending.append(task)
     while pending:
-        _collect(pending.popleft())
+        _collect(pending.popleft(), end_s)
     return padding
 
 
-def _collect(task: OfflineTask) -> None:
-    if not task.done.wait(_TIMEOUT_S):
-        raise StepTimeout(f"a recording was not recognised within {_TIMEOUT_S:.0f} s")
+def _collect(task: OfflineTask, end_s: float) -> None:
+    if not task.done.wait(max(0.0, end_s - time.perf_counter())):
+        raise StepTimeout("offline: time was up before every recording was recognised")
     if task.error is not None:
         raise task.error

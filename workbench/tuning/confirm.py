@@ -1,54 +1,50 @@
 """Real runs of what a study found on the twin: default, compared configurations and finalists take turns on the device.
 
     host = LiveHost()
-    record = confirm(result, host, ConfirmOptions(seconds=4, rounds=2))
+    record = confirm(result, host, ConfirmOptions(seconds=4, rounds=2), keep=lambda record: record.save("live.json"))
     record.rows      # one per run: label, streams, latency_p95_ms, …, kept
 
 The winner runs twice a round, under two names (A/A): what differs between the two is noise. Every round goes through all of them in the other
-direction, so that a slow half minute falls on all alike. In a study of capacity a configuration that breaks a limit goes on with fewer streams. One host serves many studies: a model is loaded once, its graphs go on to serve the next recogniser.
+direction, so that a slow half minute falls on all alike; the first has default and best at its front, should the time not be enough for more.
+
+In a study of capacity a configuration that breaks a limit goes on with fewer streams in its next turn. One whose load generator lagged does at
+once, and no other starts where a generator has lagged: that is the machine's bound, and the row says so (`held_below_streams`).
 """
 
 from __future__ import annotations
 
-import dataclasses
-import sys
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
-from workbench.config import AsrConfig, Config, replace, to_dict
-from workbench.encoder.graphed import set_streaming_cuda_graphs
-from workbench.errors import GeneratorLagged, LoadNotCarried, StepTimeout
-from workbench.measure.cost_table import Captures
-from workbench.measure.costs import capture_rows
-from workbench.measure.offline_run import run_offline
-from workbench.measure.paced import PacedOptions, run_paced
-from workbench.measure.steps import speech_clips
-from workbench.model.load import LoadedModel, load_configured, set_context, with_label_rate
-from workbench.results import Record
-from workbench.runtime.recognizer import Recognizer
+from workbench.config import Config, replace, to_dict
+from workbench.errors import GeneratorLagged, InputError, StepTimeout
+from workbench.results import Record, environment
+from workbench.tuning.live_host import LiveHost, LiveRun
+from workbench.tuning.live_plan import STEP_DOWN_LAGGED, OfflinePlan, step_down
 from workbench.tuning.result import StudyResult, TrialRow
-from workbench.tuning.rule import derived, not_carried
-from workbench.tuning.run import work_lengths
+from workbench.tuning.rule import derived
 from workbench.tuning.spec import STREAMS, StudySpec, with_rows
+
+__all__ = ["AGAIN", "ConfirmOptions", "LiveHost", "confirm", "contestants"]
 
 # Traffic of the real runs: neither that of the trials nor that of their fresh comparison.
 LIVE_SEEDS = 3000
 AGAIN = "best_again"
-# Of its streams, what a configuration that broke a limit goes on with: by how far it missed, within these.
-STEP_DOWN_LEAST, STEP_DOWN_MOST, STEP_DOWN_LAGGED = 0.9, 0.5, 0.7
 # Rounds more for the configurations of a study of capacity whose last run was above what they carry.
 EXTRA_ROUNDS = 4
-_DRAIN_S = 10.0
-_TRIES = 2
+# Runs in one turn until one is measured: on the way down to a level that can be spoken, or to recordings that can be done in time; at one load.
+TRIES_DOWN, TRIES_EQUAL = 6, 2
+# By the twin, where a study's trials do not say it: real time.
+_UNKNOWN_RTFX = 1.0
 
 
 @dataclass(frozen=True)
 class ConfirmOptions:
-    """seconds: of one run; rounds: runs of each configuration; finalists: of the study, its best among them; budget_s: no round is begun that
-    would not end within it, except the first. most_streams: of any run, for trying things out on a small machine."""
+    """seconds: of one run; rounds: runs of each configuration; finalists: of the study, its best among them; budget_s: no run is begun that would
+    not end within it, except the first; loading the model is not counted. most_streams: of any run, for a small machine."""
 
     seconds: float = 4.0
     rounds: int = 2
@@ -57,114 +53,228 @@ class ConfirmOptions:
     most_streams: int = 100_000
 
 
-class LiveHost:
-    """The device: a model at a time, moved to another look-ahead where that is all that changes, and the recordings that are spoken."""
-
-    def __init__(self, say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True)) -> None:
-        self.say = say
-        self._loaded: LoadedModel | None = None
-        self._key: Any = None
-
-    @cached_property
-    def clips(self) -> list[Any]:
-        """Recordings at 16 kHz."""
-        return speech_clips(16000)
-
-    def model(self, asr: AsrConfig) -> LoadedModel:
-        """The model of a configuration, loaded only if the one at hand is another."""
-        key = (asr.model, asr.device, asr.dtype, asr.max_symbols)
-        if self._loaded is None or self._key != key:
-            begun = time.perf_counter()
-            self._loaded, self._key = load_configured(asr), key
-            self.say(f"  loaded {asr.model} on {self._loaded.device} in {time.perf_counter() - begun:.1f} s")
-        loaded, wanted = self._loaded, asr.att_context_size
-        if wanted is not None and (loaded.geometry.left_frames, loaded.geometry.right_frames) != tuple(wanted):
-            loaded = dataclasses.replace(loaded, geometry=set_context(loaded.model, wanted))
-            self._loaded = loaded if asr.label_rate_hz is None else with_label_rate(loaded, asr.label_rate_hz)
-        return self._loaded
-
-    def run(self, config: Config, spec: StudySpec) -> tuple[Record, dict[str, Any]]:
-        """One real run on a fresh recogniser, warmed up; with it what its graphs are. A load that was refused is a record that says so."""
-        if not config.asr.cuda_graphs:
-            set_streaming_cuda_graphs(self.model(config.asr).model, False)
-        with Recognizer(self.model(config.asr), config) as recognizer:
-            recognizer.warm_up()
-            graphs = _graphs(recognizer)
-            if spec.offline is not None:
-                work = work_lengths(spec.offline)
-                return run_offline(recognizer, work, self.clips, spec.offline.concurrency, config.load), graphs
-            options = PacedOptions(compare=False, drain_timeout_s=_DRAIN_S)
-            for left in reversed(range(_TRIES)):
-                try:
-                    return run_paced(recognizer, self.clips, config.load, options=options), graphs
-                except (LoadNotCarried, StepTimeout) as refused:
-                    return not_carried(config, str(refused)), graphs
-                except GeneratorLagged as lagged:
-                    self.say(f"  not counted: {lagged}")
-                    if not left:
-                        raise
-        raise AssertionError("unreachable")
+def confirm(
+    result: StudyResult,
+    host: LiveHost,
+    options: ConfirmOptions | None = None,
+    keep: Callable[[Record], object] = lambda record: None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Record:
+    """Run the contestants of a study for real. Runs that could not be measured are rows with the reason. keep: is given the record so far after
+    every run."""
+    confirmation = _Confirmation(result, host, options or ConfirmOptions(), keep, clock)
+    confirmation.play()
+    return confirmation.record()
 
 
-def confirm(result: StudyResult, host: LiveHost, options: ConfirmOptions | None = None) -> Record:
-    """Run the contestants of a study for real. Runs that could not be measured are rows with the reason."""
-    options = options or ConfirmOptions()
-    spec, begun = result.spec, time.perf_counter()
-    entered = {
-        label: replace(
+class _Confirmation:
+    """The rounds of one study as they go."""
+
+    def __init__(
+        self,
+        result: StudyResult,
+        host: LiveHost,
+        options: ConfirmOptions,
+        keep: Callable[[Record], object],
+        clock: Callable[[], float],
+    ) -> None:
+        self.result, self.spec, self.host, self.options = result, result.spec, host, options
+        self.keep, self.clock = keep, clock
+        self.entered = {
+            label: self._entered(config) for label, config in contestants(result, options.finalists).items()
+        }
+        self.streams = {label: config.load.streams for label, config in self.entered.items()}
+        self.rows: list[dict[str, Any]] = []
+        self.notes: list[str] = []
+        # The lowest level at which the load generator lagged, and by label the level that it held a configuration below.
+        self.lagged: int | None = None
+        self.held: dict[str, int] = {}
+        self.loaded_notes = host.notes(result.default_config.asr)
+        self.environment = environment()
+        self.begun_s = clock()
+        self.plan = self._planned()
+
+    def play(self) -> None:
+        """All rounds, as far as the budget goes."""
+        spec, options = self.spec, self.options
+        for number in range(options.rounds + (EXTRA_ROUNDS if spec.finds_capacity else 0)):
+            left_out = [label for label in self._turn(number) if not self._take_turn(label, number)]
+            if left_out:
+                self._tell(f"round {number + 1} without {', '.join(left_out)}, and no further round: {self._spent()}")
+                break
+        for label in self.entered:
+            if not any(row["label"] == label for row in self.rows):
+                self.rows.append({"label": label, "round": 1, "kept": None, "why": f"not run: {self._spent()}"})
+        self.keep(self.record())
+
+    def record(self) -> Record:
+        """What there is so far."""
+        measured = [row for row in self.rows if row["kept"] is not None]
+        numbers = {
+            "seconds": self.options.seconds,
+            "rounds": max((row["round"] for row in measured), default=0),
+            "budget_s": self.options.budget_s,
+            "took_s": round(self._took_s(), 3),
+            **({"recordings_per_set": self.plan.count} if self.plan is not None else {}),
+        }
+        return Record(
+            kind="confirm",
+            config=to_dict(self.result.default_config),
+            numbers=numbers,
+            rows=list(self.rows),
+            counters={
+                "study": self.spec.name,
+                "params": {label: to_dict(config) for label, config in self.entered.items()},
+            },
+            notes=[*self.loaded_notes, *self._offline_notes(), *self.notes],
+            environment=self.environment,
+        )
+
+    def _entered(self, config: Config) -> Config:
+        options = self.options
+        return replace(
             with_rows(config),
             **{
-                "load.seconds": options.seconds if spec.offline is None else config.load.seconds,
+                "load.seconds": options.seconds if self.spec.offline is None else config.load.seconds,
                 STREAMS: min(config.load.streams, options.most_streams),
             },
         )
-        for label, config in contestants(result, options.finalists).items()
-    }
-    streams = {label: config.load.streams for label, config in entered.items()}
-    rows: list[dict[str, Any]] = []
-    for number in range(options.rounds + (EXTRA_ROUNDS if spec.finds_capacity else 0)):
-        turn = _turn(list(entered), rows, number, options.rounds)
-        took_s = time.perf_counter() - begun
-        if rows and took_s * (1 + len(turn) / len(rows)) > options.budget_s:
-            host.say(f"  {spec.name}: {number} rounds; the next would pass {options.budget_s:g} s")
-            break
-        for label in turn:
-            row = _row(spec, host, label, _at(entered[label], streams[label], number))
-            rows.append({**row, "round": number + 1})
-            host.say(f"  {spec.name}: {label}: {_told(spec, row)}")
-            if spec.finds_capacity and row["kept"] is False:
-                streams[label] = max(1, int(streams[label] * _step_down(spec, row)))
-            elif spec.finds_capacity and row["kept"] is None:  # more than this machine's load generator can speak
-                streams[label] = max(1, int(streams[label] * STEP_DOWN_LAGGED))
-    loaded = host.model(next(iter(entered.values())).asr)
-    return Record(
-        kind="confirm",
-        config=to_dict(result.default_config),
-        numbers={"seconds": options.seconds, "rounds": max((row["round"] for row in rows), default=0)},
-        rows=rows,
-        counters={"study": spec.name, "params": {label: to_dict(config) for label, config in entered.items()}},
-        notes=list(loaded.notes),
-    )
+
+    def _planned(self) -> OfflinePlan | None:
+        if self.spec.offline is None:
+            return None
+        found = {label: twin_numbers(self.result, label).get("rtfx") for label in self.entered}
+        slowest = min((rtfx for rtfx in found.values() if rtfx), default=_UNKNOWN_RTFX)
+        rtfx = {label: value or slowest for label, value in found.items()}
+        return OfflinePlan.fitting(self.spec.offline, rtfx, self.options.rounds, self.options.budget_s)
+
+    def _turn(self, number: int) -> list[str]:
+        """Who runs in a round, and in which order; in the rounds beyond the last only who has not found its level."""
+        last = {row["label"]: row["kept"] for row in self.rows}
+        labels = [label for label in self.entered if number < self.options.rounds or last.get(label) is not True]
+        return labels[:: -1 if number % 2 else 1]
+
+    def _take_turn(self, label: str, number: int) -> bool:
+        """Runs of one configuration until one is measured; False if there was no time for any."""
+        tries = TRIES_DOWN if self.spec.finds_capacity or self.spec.offline is not None else TRIES_EQUAL
+        for attempt in range(tries):
+            if not self._fits(label):
+                if attempt:
+                    self._tell(f"{label}: not tried again: {self._spent()}")
+                return attempt > 0
+            if self._run(label, number):
+                break
+        return True
+
+    def _run(self, label: str, number: int) -> bool:
+        """One run and its row; False where the next one of the same turn may be measured."""
+        if self.spec.finds_capacity:
+            self._hold(label)
+        begun_s = self.clock()
+        row, error = self._measured(label, number)
+        row = {**row, "round": number + 1, "took_s": round(self.clock() - begun_s, 3)}
+        self.rows.append(row)
+        self.host.say(f"  {self.spec.name}: {label}: {_told(self.spec, row)}")
+        self.keep(self.record())
+        if isinstance(error, GeneratorLagged):
+            if self.spec.finds_capacity:
+                self.lagged = min(row["streams"], self.lagged or row["streams"])
+            return False
+        if isinstance(error, StepTimeout) and self.plan is not None:
+            if any(other["kept"] is not None for other in self.rows):
+                return True  # the others have done this many: fewer would not compare
+            self.plan = self.plan.fewer()
+            return False
+        if self.spec.finds_capacity and row["kept"] is False:
+            self.streams[label] = max(1, int(self.streams[label] * step_down(self.spec, row)))
+            self.held.pop(label, None)  # its own limits bound it now
+        return True
+
+    def _hold(self, label: str) -> None:
+        """Take a configuration below the level at which the load generator lagged, with it or with another."""
+        if self.lagged is not None and self.streams[label] >= self.lagged:
+            self.held[label] = self.lagged
+            self.streams[label] = max(1, int(self.lagged * STEP_DOWN_LAGGED))
+
+    def _measured(self, label: str, number: int) -> tuple[dict[str, Any], Exception | None]:
+        """One run as a row; kept: whether it kept every limit that could be measured, None if nothing was, with the error that says why."""
+        spec, seed = self.spec, self.entered[label].load.seed + LIVE_SEEDS + number
+        config = with_rows(replace(self.entered[label], **{STREAMS: self.streams[label], "load.seed": seed}))
+        row: dict[str, Any] = {"label": label, "kept": None, "why": ""}
+        what = LiveRun()
+        if spec.offline is not None and self.plan is not None:
+            what = LiveRun(self.plan.work(), spec.offline.concurrency, self.plan.most_s[label])
+        else:
+            row["streams"] = config.load.streams
+        if label in self.held:
+            row["held_below_streams"] = self.held[label]
+        try:
+            record, graphs = self.host.run(config, what)
+        except (InputError, StepTimeout) as error:
+            return {**row, "why": str(error)}, error
+        return {**row, **_judged(spec, record, graphs)}, None
+
+    def _fits(self, label: str) -> bool:
+        """Whether one more run of this configuration would end within the budget; the first always may."""
+        return not self.rows or self._took_s() + self._expected_s(label) <= self.options.budget_s
+
+    def _expected_s(self, label: str) -> float:
+        """By the runs that were measured; of an offline run by the twin, as far off as it was for those."""
+        measured = [row for row in self.rows if row["kept"] is not None]
+        if self.plan is not None:
+            ratios = [row["took_s"] / self.plan.seconds(row["label"]) for row in measured]
+            return self.plan.seconds(label) * float(statistics.median(ratios or [1.0]))
+        return float(statistics.median([row["took_s"] for row in measured] or [self.options.seconds]))
+
+    def _took_s(self) -> float:
+        return self.clock() - self.begun_s
+
+    def _spent(self) -> str:
+        return f"{self._took_s():.1f} s of the budget of {self.options.budget_s:g} s were spent"
+
+    def _tell(self, note: str) -> None:
+        self.notes.append(note)
+        self.host.say(f"  {self.spec.name}: {note}")
+
+    def _offline_notes(self) -> list[str]:
+        if self.plan is None or self.spec.offline is None or self.plan.count == self.spec.offline.recordings:
+            return []
+        return [
+            f"real runs: {self.plan.count} of {self.spec.offline.recordings} recordings of each set, the same for every configuration and "
+            "distributed alike"
+        ]
 
 
 def contestants(result: StudyResult, finalists: int) -> dict[str, Config]:
-    """By label: `default`, the compared configurations, `best`, further finalists (of several objectives, spread over the front) and
-    `best_again`; in a study of capacity each at the streams that the twin gives it."""
-    spec, found = result.spec, dict[str, Config]()
-    found["default"] = _taken_to(result.default_config, result.confirmation.get(_number(result.default)))
+    """By label, in the order of their worth: `default`, `best`, the compared configurations, further finalists (of several objectives, spread
+    over the front) and `best_again`; in a study of capacity each at the streams that the twin gives it."""
+    spec = result.spec
+    found = {"default": _taken_to(result.default_config, result.confirmation.get(_number(result.default)))}
+    if result.best is not None and not result.best.is_default:
+        found["best"] = _finalist(result, result.best)
     for name, config in spec.compared(result.default_config).items():
         found[name] = _taken_to(config, result.compared.get(name))
-    if result.best is None:
-        return found
-    others = [trial for trial in chosen_finalists(result, finalists) if trial is not result.best]
-    trials = [("best", result.best), *((f"trial_{trial.number}", trial) for trial in others), (AGAIN, result.best)]
-    for label, trial in trials:
-        if not trial.is_default or label == AGAIN:
-            config = spec.at(result.default_config, trial.params)
-            found[label] = (
-                _taken_to(config, result.confirmation.get(str(trial.number))) if spec.finds_capacity else config
-            )
+    if result.best is not None:
+        others = [trial for trial in chosen_finalists(result, finalists) if trial is not result.best]
+        found |= {f"trial_{trial.number}": _finalist(result, trial) for trial in others if not trial.is_default}
+        found[AGAIN] = _finalist(result, result.best)
     return found
+
+
+def _finalist(result: StudyResult, trial: TrialRow) -> Config:
+    config = result.spec.at(result.default_config, trial.params)
+    judged = result.confirmation.get(str(trial.number))
+    return _taken_to(config, judged) if result.spec.finds_capacity else config
+
+
+def twin_numbers(result: StudyResult, label: str) -> dict[str, Any]:
+    """What the twin said of a contestant, on fresh traffic if it was judged there."""
+    if label in result.compared:
+        return dict(result.compared[label]["numbers"])
+    best = {"default": result.default, "best": result.best, AGAIN: result.best}
+    trial = best.get(label) or next((t for t in result.trials if f"trial_{t.number}" == label), None)
+    judged = result.confirmation.get(_number(trial), {})
+    return dict(judged.get("numbers", {} if trial is None else trial.numbers))
 
 
 def chosen_finalists(result: StudyResult, count: int) -> list[TrialRow]:
@@ -187,19 +297,8 @@ def _number(trial: TrialRow | None) -> str:
     return "" if trial is None else str(trial.number)
 
 
-def _at(config: Config, streams: int, number: int) -> Config:
-    return with_rows(replace(config, **{STREAMS: streams, "load.seed": config.load.seed + LIVE_SEEDS + number}))
-
-
-def _row(spec: StudySpec, host: LiveHost, label: str, config: Config) -> dict[str, Any]:
-    """One run as a row; kept: whether it kept every limit that could be measured, None if nothing was measured."""
-    row: dict[str, Any] = {"label": label, "kept": None, "why": ""}
-    if spec.offline is None:
-        row["streams"] = config.load.streams
-    try:
-        record, graphs = host.run(config, spec)
-    except GeneratorLagged as lagged:
-        return {**row, "why": str(lagged)}
+def _judged(spec: StudySpec, record: Record, graphs: dict[str, Any]) -> dict[str, Any]:
+    """A run's numbers, whether it kept every limit that could be measured, and why not."""
     numbers = {**derived(record), **graphs}
     for name in ("batch_size_mean_items", "padding_rows_share", "queue_wait_p95_ms", "execution_p50_ms"):
         numbers.setdefault(name, record.counters.get(name))
@@ -207,27 +306,7 @@ def _row(spec: StudySpec, host: LiveHost, label: str, config: Config) -> dict[st
     broken = [c.describe() for c in limits if c.excess(numbers[c.number]) > 0]
     reason = record.notes[0] if record.counters.get("not_carried") else "; ".join(f"breaks {b}" for b in broken)
     kept_numbers = {k: v for k, v in numbers.items() if isinstance(v, int | float) and not isinstance(v, bool)}
-    return {**row, **kept_numbers, "kept": not broken, "why": reason}
-
-
-def _turn(labels: list[str], rows: list[dict[str, Any]], number: int, rounds: int) -> list[str]:
-    """Who runs in a round, and in which order; in the rounds beyond the last only who has not found its level."""
-    last = {row["label"]: row["kept"] for row in rows}
-    return [label for label in labels if number < rounds or last.get(label) is not True][:: -1 if number % 2 else 1]
-
-
-def _step_down(spec: StudySpec, row: dict[str, Any]) -> float:
-    """What share of its streams a configuration goes on with: what it missed its upper limits by, if that says anything."""
-    shares = [c.limit / row[c.number] for c in spec.constraints if c.at_most and row.get(c.number, 0) > c.limit]
-    return min(STEP_DOWN_LEAST, max(STEP_DOWN_MOST, min(shares, default=STEP_DOWN_LEAST)))
-
-
-def _graphs(recognizer: Recognizer) -> dict[str, float]:
-    """What the graphs of this recogniser's ladder took to capture and hold, by the same rule as the twin's."""
-    ladder, captures = recognizer.stage.encoder.ladder, Captures.from_rows(capture_rows(recognizer))
-    if ladder is None:
-        return {}
-    return {"graphs": len(ladder), **(captures.numbers(ladder) if captures else {})}
+    return {**kept_numbers, "kept": not broken, "why": reason}
 
 
 def _told(spec: StudySpec, row: dict[str, Any]) -> str:

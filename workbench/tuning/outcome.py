@@ -49,8 +49,10 @@ SHOWN = (
         "padding_share_shipped",
         "padding_share_long_tailed",
     ),
-    *("recordings_per_s", "extrapolated_share", "queue_wait_p95_ms", "execution_p50_ms"),
+    *("recordings", "recordings_per_s", "extrapolated_share", "queue_wait_p95_ms", "execution_p50_ms"),
 )
+# Of a configuration in a study of capacity: the load generator lagged at this level, so it may carry more than it was run with.
+HELD = "held_below_streams"
 
 
 @dataclass(frozen=True)
@@ -176,18 +178,22 @@ def trials_csv(result: StudyResult) -> str:
 
 
 def live_summary(result: StudyResult, live: Record | None) -> dict[str, dict[str, Any]]:
-    """Per label of the real runs: medians of their numbers, whether the bounds keep every limit, and the single values of the first objective."""
+    """Per label of the real runs: medians of their numbers, whether the bounds keep every limit, the single values of the first objective, and
+    in a study of capacity why no more streams; `runs` 0 and why, if nothing was measured."""
     found: dict[str, dict[str, Any]] = {}
     for label in dict.fromkeys(row["label"] for row in (live.rows if live is not None else ())):
         rows = [row for row in (live.rows if live is not None else ()) if row["label"] == label]
         measured = [row for row in rows if row["kept"] is not None]
         if not measured:
-            found[label] = {"runs": 0, "why": rows[0]["why"]}
+            found[label] = {"runs": 0, "why": _why_nothing(rows)}
             continue
+        bound = {}
         if result.spec.finds_capacity:  # the level that it was taken down to is what counts
             measured = [row for row in measured if row["streams"] == measured[-1]["streams"]]
+            bound = _bound(measured[-1], rows)
         first = result.spec.objectives[0].number
         found[label] = {
+            **bound,
             "runs": len(measured),
             "keeps_limits": _keeps(result, measured),
             "single_runs": [row[first] for row in measured if first in row],
@@ -196,16 +202,38 @@ def live_summary(result: StudyResult, live: Record | None) -> dict[str, dict[str
     return found
 
 
+def _why_nothing(rows: list[dict[str, Any]]) -> str:
+    """Why none of these runs was measured, with the levels that were tried."""
+    tried = dict.fromkeys(str(row["streams"]) for row in rows if "streams" in row)
+    return f"at {', '.join(tried)} streams: {rows[-1]['why']}" if tried else str(rows[-1]["why"])
+
+
+def _bound(reached: Mapping[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Why a configuration was not run with more streams than the level that it reached."""
+    if (held := reached.get(HELD)) is not None:
+        return {HELD: held, "why": f"the load generator lagged at {held} streams, so this one may carry more"}
+    above = [row for row in rows if row.get("streams", 0) > reached["streams"] and row["kept"] is False]
+    if above:
+        lowest = min(above, key=lambda row: row["streams"])
+        return {"why": f"at {lowest['streams']} streams: {lowest['why']}"}
+    return {"why": reached["why"] or "more were not tried: the twin gave it no more"}
+
+
 def headline(result: StudyResult, sections: Mapping[str, Any], noise: float | None) -> str:
     """The finding in one sentence, by the real runs if there are any. noise: how far two equal real runs lie apart; no more is no difference."""
     number, best = result.spec.objectives[0].number, sections.get("best", {})
     if best.get("live") is None or number not in best["live"]:
-        return f"On the digital twin: {result.headline}"
-    against = []
+        why = (best.get("live") or {}).get("why")
+        return f"On the digital twin: {result.headline}" + (f"; its real runs were not measured: {why}" if why else "")
+    against, held = [], best["live"].get(HELD)
     for name in ("default", *result.spec.compare):
         other = (sections[name] or {}).get("live") or {}
-        share = _gain(result, other.get(number), best["live"][number])
-        if share is None or (result.best is result.default and name == "default"):
+        share = _known_gain(result, other, best["live"])
+        if result.best is result.default and name == "default":
+            continue
+        if share is None:
+            if other.get(HELD) is not None or (held is not None and number in other):
+                against.append(f"not to be compared with {name.replace('_', ' ')}'s {other[number]:.4g}")
             continue
         less = (share > 0) == (result.spec.objectives[0].direction == "minimise")
         broken = "" if other.get("keeps_limits") else " (which breaks a limit)"
@@ -213,11 +241,14 @@ def headline(result: StudyResult, sections: Mapping[str, Any], noise: float | No
             against.append(f"no different from {name.replace('_', ' ')}'s {other[number]:.4g} within the noise{broken}")
             continue
         against.append(
-            f"{abs(share) * 100:.1f} % {'less' if less else 'more'} than {name.replace('_', ' ')}'s {other[number]:.4g}{broken}"
+            f"{'at least ' if held is not None else ''}{abs(share) * 100:.1f} % {'less' if less else 'more'} than {name.replace('_', ' ')}'s {other[number]:.4g}{broken}"
         )
     broken = "" if best["live"].get("keeps_limits") else ", though the bound of its runs breaks a limit"
+    if held is not None:
+        broken += f" at least (the load generator lagged at {held})"
     said = "no configuration was better than the default" if result.best is result.default else ""
-    return f"In real runs: {number} {best['live'][number]:.4g}{broken}: {', '.join(filter(None, [said, *against]))}"
+    found = ", ".join(filter(None, [said, *against]))
+    return f"In real runs: {number} {best['live'][number]:.4g}{broken}" + (f": {found}" if found else "")
 
 
 def gains(result: StudyResult, sections: Mapping[str, Any]) -> dict[str, Any]:
@@ -227,7 +258,7 @@ def gains(result: StudyResult, sections: Mapping[str, Any]) -> dict[str, Any]:
     for where in ("twin", "live"):
         for name in ("default", *result.spec.compare):
             ours, other = ((section or {}).get(where) or {} for section in (best, sections.get(name)))
-            out[f"{where}_over_{name}_share"] = _gain(result, other.get(number), ours.get(number))
+            out[f"{where}_over_{name}_share"] = _known_gain(result, other, ours)
             if other.get("keeps_limits") is False:
                 out[f"{where}_{name}_keeps_limits"] = False
     return out
@@ -238,12 +269,16 @@ def _decided(result: StudyResult, runs: Mapping[str, Mapping[str, Any]]) -> Stud
     number, sign = result.spec.objectives[0].number, 1 if result.spec.objectives[0].direction == "minimise" else -1
     if len(result.spec.objectives) > 1 or result.best is None:
         return result
+    if number not in runs.get("default" if result.best.is_default else "best", {}):
+        return result  # without its own runs, nothing is known to be better than it
     trials = {"default": result.default, "best": result.best}
     trials |= {f"trial_{trial.number}": trial for trial in result.trials}
     able = [label for label, run in runs.items() if label in trials and run.get("keeps_limits") and number in run]
     if not able:
         return result
     winner = min(able, key=lambda label: (sign * runs[label][number], label != "default"))
+    if any(HELD in runs[label] for label in able if label != winner):
+        return result  # one that the load generator held back may carry more than the winner
     return replace(result, best=trials[winner])
 
 
@@ -309,10 +344,20 @@ def _gain(result: StudyResult, other: float | None, best: float | None) -> float
     return round(1 - best / other if result.spec.objectives[0].direction == "minimise" else best / other - 1, 6)
 
 
+def _known_gain(result: StudyResult, other: Mapping[str, Any], best: Mapping[str, Any]) -> float | None:
+    """The gain of the best, at least; None where the other, or a best that looks no better, may carry more than the load generator spoke."""
+    number = result.spec.objectives[0].number
+    share = _gain(result, other.get(number), best.get(number))
+    unknown = HELD in other or (HELD in best and share is not None and share <= 0)
+    return None if unknown else share
+
+
 def _noise(result: StudyResult, runs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """A/A: how far two judgements of one configuration lie apart."""
     number = result.spec.objectives[0].number
-    first, again = (runs.get(label, {}).get(number) for label in ("best" if "best" in runs else "default", AGAIN))
+    pair = [runs.get(label, {}) for label in ("best" if "best" in runs else "default", AGAIN)]
+    # Two that the load generator held below one level are equal for that alone.
+    first, again = (None if HELD in run else run.get(number) for run in pair)
     live = abs(again / first - 1) if first and again is not None else None
     return {"twin_again_difference_share": result.again_share, "live_again_difference_share": live}
 
