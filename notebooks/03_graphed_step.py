@@ -31,8 +31,11 @@ from workbench.encoder.graphed import StepShape, attached_step, set_streaming_cu
 from workbench.encoder.guard import PointerGuard
 from workbench.encoder.key import step_key
 from workbench.measure.graphed_table import run_graphed_table, table_cells
+from workbench.measure.trace import analyse, load_trace
 from workbench.results import Record
 from workbench.runtime.recognizer import Recognizer
+from workbench.show.record_figure import record_figure
+from workbench.show.timeline import timeline_figure
 
 # %% [markdown]
 # ## One H200: the table
@@ -80,6 +83,32 @@ print(
     100 * int(seen.launches_eager.min() // 100),
     "with the same kernels, in every row",
 )
+
+# %% [markdown]
+# ## A graphed step in its trace
+# The whole step of tutorial 2 again (front end, encoder, decoder), with the encoder as one graph launch. While the graph runs, the GPU waits only between
+# kernels; what the host still launches one by one is the front end before it and the decoder after it.
+
+# %%
+traces = {name: load_trace(f"../studies/h200/traces/trace_{name}.json.gz") for name in ("eager", "graphed")}
+found = {name: analyse(trace).numbers() for name, trace in traces.items()}
+timeline_figure(traces["graphed"], step=1)
+
+# %%
+names = ("launches_per_step", "graph_launches_per_step", "kernels_per_step", "gpu_busy_ms_per_step", "gpu_idle_share")
+print(pd.DataFrame(found).loc[list(names)].round(3).to_string())
+assert found["graphed"]["launches_per_step"] == 104 and found["graphed"]["graph_launches_per_step"] == 1
+assert found["graphed"]["kernels_per_step"] == found["eager"]["kernels_per_step"] == 1335
+
+# %% [markdown]
+# Unprofiled times of whole steps, on the same slow host. With a longer look-ahead the decoder launches more: it works frame by frame.
+
+# %%
+whole = Record.load("../studies/h200/profile_steps.json")
+pairs = list(zip(whole.rows[::2], whole.rows[1::2], strict=True))
+assert all(graphed["step_p50_ms"] < eager["step_p50_ms"] for eager, graphed in pairs)
+assert all(graphed["launches_per_step"] < eager["launches_per_step"] / 2 for eager, graphed in pairs)
+record_figure(whole)
 
 # %% [markdown]
 # ## What it costs: memory
@@ -132,7 +161,7 @@ assert not guard.moved()
 
 # %% [markdown]
 # ## Counters: nothing falls back silently
-# The step is switched on and eight steps run. On a CUDA device the first one of a shape is a warm-up, the second is captured, and the others
+# The step is switched on and eight steps run. (A recogniser also graphs the first chunk of an utterance: `GraphOptions.first_chunk`.) On a CUDA device the first one of a shape is a warm-up, the second is captured, and the others
 # are replayed; here every one of them says that it is not on CUDA.
 
 # %%

@@ -17,7 +17,7 @@
 # **What you will see:** every record of the GPU runs that this repository holds, what each supports, and what it does not. No GPU is needed: a
 # figure comes from its record, and the record names hardware, software and command.
 #
-# Takes a few seconds; no model is loaded.
+# Takes some ten seconds; no model is loaded.
 
 # %%
 # %matplotlib inline
@@ -28,39 +28,44 @@ import numpy as np
 import pandas as pd
 
 from workbench.results import Record
+from workbench.show.record_figure import record_figure
 
 folder = Path("../studies/h200")
-records = {
-    name: Record.load(folder / f"{name}.json") for name in ("graphed_step", "graphed_step_slow_host", "graphed_mixed")
-}
+records = {path.stem: Record.load(path) for path in sorted(folder.glob("*.json"))}
 
 # %% [markdown]
 # ## What there is
-# Read the notes before the numbers.
+# One kind of GPU, several hosts: a GPU's identity tells which records come from one host. `capacity` and `fast_step` were put together from several; their
+# notes say from which.
 
 # %%
+pd.set_option("display.max_colwidth", 80)
 pd.DataFrame(
     {
         name: {
             "kind": record.kind,
-            "model": record.config["model"],
-            "GPU": record.environment["gpu"]["name"],
-            "host CPU cores": record.environment["cpu_cores"],
+            "GPU": f"{record.environment['gpu']['name']} {record.environment['gpu']['uuid'][:4]}",
             "torch": record.environment["packages"]["torch"],
             "NeMo": record.environment["packages"]["nemo_toolkit"],
-            "driver": record.environment["gpu"]["driver"],
-            "command": record.command,
+            "measured": record.created_utc[:16].replace("T", " "),
+            "command": record.command if len(record.command) < 72 else record.command[:70] + "…",
         }
         for name, record in records.items()
     }
-)
+).T
+
+# %% [markdown]
+# Read the notes before the numbers. Those of three records:
 
 # %%
-for name, record in records.items():
+for name in ("graphed_step", "fast_step", "profile_steps"):
     print(name)
-    for note in record.notes:
+    for note in records[name].notes:
         print("  -", note)
-assert all("untrained weights" in record.notes[0] for record in records.values())
+assert all(
+    any("untrained weights" in note for note in records[name].notes)
+    for name in ("graphed_step", "paced", "profile_steps")
+)
 
 # %% [markdown]
 # ## The speed-up belongs to the host as much as to the graph
@@ -142,12 +147,12 @@ assert mixed.numbers["encoder_mismatches"] == mixed.numbers["transcript_mismatch
 assert mixed.counters["failures"] == {} and mixed.numbers["step_p50_ms_late"] <= mixed.numbers["step_p50_ms_early"]
 
 # %% [markdown]
-# ## Live streams, and why the first chunk matters
-# Open-loop load at 80 ms. First the recogniser with a thread per stream and the bit-exact graph (fp32): a steady step is graphed, but the first chunk of every
-# utterance runs eagerly, and all streams wait behind it. Then the resident engine (bf16, tutorial 9), whose first chunk is a graph as well.
+# ## Live streams at 80 ms, and why the first chunk matters
+# Open-loop load, fp32 with TF32, a thread per stream, staggered starts, 10 s a level. First NeMo's step as the bit-exact graph, then `asr.encoder: resident` (tutorial 9):
+# the same recogniser on the same host.
 
 # %%
-paced, capacity, costs = (Record.load(folder / f"{name}.json") for name in ("paced", "capacity", "stage_costs"))
+paced, resident, costs = (records[name] for name in ("paced", "paced_resident", "stage_costs"))
 columns = {
     "streams": "live streams",
     "latency_p50_ms": "latency p50, ms",
@@ -155,9 +160,18 @@ columns = {
     "final_p95_ms": "final p95, ms",
     "late_share": "share of chunks late",
 }
-low = pd.DataFrame(capacity.rows).query("chunk_ms == 80")
-live = pd.concat([pd.DataFrame(paced.rows).assign(who="recogniser"), low.assign(who="resident engine")])
-live.set_index("who")[list(columns)].rename(columns=columns).round(3)
+live = pd.concat(
+    [pd.DataFrame(paced.rows).assign(step="bit-exact graph"), pd.DataFrame(resident.rows).assign(step="resident")]
+)
+assert [row["late_share"] for row in resident.rows] == [0.0] * 4 and paced.rows[-1]["late_share"] > 0.01
+assert all(
+    fast["latency_p95_ms"] < exact["latency_p95_ms"] / 3 for exact, fast in zip(paced.rows, resident.rows, strict=True)
+)
+live.set_index("step")[list(columns)].rename(columns=columns).round(3)
+
+# %% [markdown]
+# Every utterance begins with a chunk of another shape. NeMo's proposal leaves it eager; it then takes 29 to 38 ms here, everybody waits behind it, and in an
+# earlier sitting 32 streams had a p95 of 73 ms and 64 streams 17 % late chunks. The recogniser graphs it as well, so it costs what a steady one does:
 
 # %%
 step = pd.DataFrame([row for row in costs.rows if row["stage"] == "step"])
@@ -166,38 +180,66 @@ marks = {"first": ("s", "--", "#E69F00"), "steady": ("o", "-", "#0072B2")}
 for shape, (marker, line, colour) in marks.items():
     rows = step[step["shape"] == shape].sort_values("batch")
     ax.plot(rows.batch, rows.ms_p50, marker=marker, linestyle=line, color=colour, label=f"{shape} chunk")
-ax.set(xlabel="streams in a step", ylabel="whole step, p50, ms", xscale="log")
+ax.set(xlabel="streams in a step", ylabel="whole step, p50, ms", xscale="log", ylim=(0, None))
 ax.set_xticks(rows.batch, rows.batch)
 ax.minorticks_off()
 ax.legend(frameon=False)
 plt.show()
-alone = step[step.batch == 1].set_index("shape").ms_p50
-assert alone["first"] > 3 * alone["steady"]
-print("alone, a first chunk costs more than three steady ones:", True)
+by_size = step.pivot_table(index="batch", columns="shape", values="ms_p50")
+assert (by_size["first"] < 1.1 * by_size["steady"]).all()
+print("at every size a first chunk costs at most a tenth more than a steady one:", True)
+
+# %% [markdown]
+# ## How many streams does an H200 carry?
+# At most 0.1 % of chunks late by one chunk, p95 of the final result within 1 s. Levels of 12 s (resident engine 8 s) instead of the 120 s of the default rule, one run a level,
+# three hosts. NeMo's own loop, eager with everything due in one batch, carries one stream at 80 ms, since two of its steps of 44 ms do not fit into a chunk, and 1,536
+# at 1.12 s, where a batch of 139 shares the launches. There the fused search stopped between 921 and 1,842, so whether it carries more than NeMo's loop is open. The resident
+# engine met no limit, without receiving audio and writing text.
+
+# %%
+capacity = records["capacity"]
+carried = {name.removesuffix("_streams"): count for name, count in capacity.numbers.items()}
+assert carried["fused_80ms"] == 115 and carried["staged_80ms"] == 57 and carried["nemo_loop_80ms"] == 1
+assert carried["nemo_loop_1120ms"] > carried["fused_1120ms"] == carried["staged_1120ms"]
+record_figure(capacity)
+
+# %% [markdown]
+# ## Whole recordings
+# Offline batches of the 0.6 B model: what a batch costs by the length of its recordings. From 1 s to 2 s a batch of 4 costs nearly the same: padding is cheap, waiting for
+# company of exactly one's own length is not. This is what the study `offline_bucket` rests on.
+
+# %%
+offline = pd.DataFrame(records["offline_costs"].rows).pivot_table(index="audio_s", columns="batch", values="ms_p50")
+per_recording = offline.div(offline.columns, axis=1)
+assert (per_recording[16] < 0.5 * per_recording[1]).all()
+record_figure(records["offline_costs"])
 
 # %% [markdown]
 # ## The tests that need a GPU
-# The log of one run, as pytest wrote it; a test that failed and was mended later stands in it as what it was.
+# The log of their last runs, as pytest wrote it.
 
 # %%
 lines = (folder / "gpu_tests.log").read_text(encoding="utf-8").splitlines()
-passed = {line.split("::", 1)[1] for line in lines if line.startswith("PASSED")}
-failed = [line for line in lines if line.startswith("FAILED") or " failed in " in line]
-print("passed:", len(passed))
-for line in failed:
-    print("told in the log:", line)
-assert len(passed) > 50
+passed = [line.split(" ", 1)[1] for line in lines if line.startswith("PASSED")]
+failed = [line for line in lines if line.startswith(("FAILED", "ERROR")) or " failed in " in line]
+print("passed:", len(passed), "· failed:", len(failed))
+pd.Series(name.split("::")[0].removeprefix("tests/gpu/") for name in passed).value_counts(sort=False).rename(
+    "passed"
+).to_frame()
+
+# %%
+assert len(passed) == len(set(passed)) == 129 and not failed
+print("three tests that need two GPUs were skipped")
 
 # %% [markdown]
 # ## What is not measured here
-# - **Live streams by the full rule.** Levels ran for 8 to 10 s and not 120 s, and the resident engine's searches ended before they met a limit. NeMo's own
-#   loop and the staged pipeline have no capacity record yet.
-# - **The twin against a GPU.** Its agreement is recorded for two CPU cores only.
+# - **Live streams by the full rule.** Levels ran for 8 to 12 s and not 120 s, each once. Searches ended by time: see the hollow markers.
+# - **The studies in real runs.** `latency_80ms` has one round of real runs; in `capacity_slo` the load generator lagged at 232 and at 334 streams, so its gain is the
+#   twin's; the others are the twin's. Above 64 streams the twin is too low (tutorial 7).
 # - **A trained 0.6 B model.** Weights were random: timing and memory are meaningful, transcripts are not. Word error rates of the shipped demo
-#   model are in its model card.
+#   model are in its model card; `transcribed_speech` is of an earlier demo model and supports only how many texts differ.
 # - **Receiving audio, resampling, writing text.** Outside every figure here; front end and decoder are in the live figures.
-# - **Other GPUs.** One kind of GPU, two hosts.
-# - **Profiler traces.** The launches and idle shares were computed where they were recorded; the traces themselves were not kept.
+# - **Other GPUs.** One kind of GPU, several hosts; the eager encoder step takes 23 ms on one and 36 ms on another.
 
 # %% [markdown]
 # ## Try

@@ -33,16 +33,15 @@ from workbench.encoder.steady import StepShape, steady_call
 from workbench.measure.floor import StepDimensions, step_work
 from workbench.model.shapes import build_model
 from workbench.results import Record
+from workbench.show.step_figures import step_label
 
 record, story, capacity, spoken = (
     Record.load(f"../studies/h200/{name}.json")
     for name in ("fast_step", "fast_story", "capacity", "transcribed_speech")
 )
 steps = pd.DataFrame(record.rows)
-steps["row"] = [
-    f"{(c[1] + 1) * 80} ms, batch {b}, {'bf16' if d == 'bfloat16' else 'fp32'}"
-    for c, b, d in steps[["context", "batch", "dtype"]].to_numpy()
-]
+steps["row"] = [step_label(row) for row in record.rows]
+native = steps[~steps.dtype.str.contains("int8")]
 print(record.environment["gpu"]["name"], "|", "; ".join(record.notes))
 
 # %% [markdown]
@@ -52,20 +51,23 @@ print(record.environment["gpu"]["name"], "|", "; ".join(record.notes))
 
 # %%
 shape = StepDimensions(
-    layers=24, width=1024, feed_forward=4096, kernel=9, window=56, frames=1, weights=600_000_000, bytes_per_value=4
+    layers=24, width=1024, feed_forward=4096, kernel=9, window=56, frames=1, weights=586_000_000, bytes_per_value=4
 )
 for streams in (1, 32, 256):
     work = step_work(shape, streams)
     print(f"{streams:4} streams: {work.bytes / 1e9:5.2f} GB to move, {work.flops / 1e9:7.1f} GFLOP to do")
 assert step_work(shape, 256).bytes > 2 * step_work(shape, 1).bytes
+floor_ms = step_work(shape, 1).bytes / record.numbers["copy_gb_per_s_tf32"] / 1e6
+assert abs(floor_ms / native.floor_ms.iloc[0] - 1) < 0.01
+print(f"at the measured copy rate one stream needs {floor_ms:.2f} ms")
 
 # %% [markdown]
 # ## Where the bit-exact graph stands, and the fast step
-# Same run, same GPU. The graph removes the launches; the fast step also removes the work.
+# Same run, same GPU, but for the int8 row, which is of another host. The graph removes the launches; the fast step also removes the work.
 
 # %%
 at = np.arange(len(steps))
-fig, ax = plt.subplots(figsize=(9, 4.6), layout="constrained")
+fig, ax = plt.subplots(figsize=(9, 6.4), layout="constrained")
 looks = {
     "eager_ms_p50": ("NeMo, eager", "#E69F00", "////"),
     "graphed_ms_p50": ("bit-exact graph", "#0072B2", ""),
@@ -80,7 +82,7 @@ ax.set_xscale("log")
 ax.set_xlabel("encoder step, p50, ms (logarithmic)")
 fig.legend(frameon=False, loc="outside upper center", ncols=4)
 plt.show()
-assert (steps.fast_ms_p50 < steps.graphed_ms_p50).all() and (steps.floor_ms < steps.fast_ms_p50).all()
+assert (native.fast_ms_p50 < native.graphed_ms_p50).all() and (steps.floor_ms < steps.fast_ms_p50).all()
 
 # %%
 columns = {
@@ -91,7 +93,18 @@ columns = {
     "over_floor": "fast / floor",
     "kernels_fast": "kernels",
 }
-steps.set_index("row")[list(columns)].rename(columns=columns).round(2)
+steps.set_index("row")[list(columns)].rename(columns=columns).round(2).astype(object).fillna("–")
+
+# %% [markdown]
+# **Int8 weights** (last row, `asr.weights: int8`): 0.879 ms where bf16 took 0.978 in the same run, predicted 0.89. The floor nearly halves and the step does
+# not: 286 kernels in 0.88 ms are 3 µs each, of which reading weights is now the smaller part. The result is no longer the model's own, see the errors below.
+
+# %%
+lone = steps[(steps.batch == 1) & (steps.context.map(lambda context: context == [56, 0]))].set_index("dtype")
+assert (
+    lone.loc["bfloat16+int8", "fast_ms_p50"] < lone.loc["bfloat16", "fast_ms_p50"] < lone.loc["float32", "fast_ms_p50"]
+)
+print((lone.fast_ms_p50 / lone.floor_ms).round(1).rename("fast / floor, one stream").to_string())
 
 # %% [markdown]
 # ## What each change gained
@@ -102,10 +115,7 @@ steps.set_index("row")[list(columns)].rename(columns=columns).round(2)
 
 # %%
 tried = pd.DataFrame(story.rows)
-tried["row"] = [
-    f"{(c[1] + 1) * 80} ms, batch {b}, {'bf16' if d == 'bfloat16' else 'fp32'}"
-    for c, b, d in tried[["context", "batch", "dtype"]].to_numpy()
-]
+tried["row"] = [step_label(row) for row in story.rows]
 tried.pivot_table(index="row", columns="version", values="fast_ms_p50", aggfunc="last").rename(
     columns=lambda version: f"version {version}, ms"
 ).astype(object).fillna("–")
@@ -113,20 +123,21 @@ tried.pivot_table(index="row", columns="version", values="fast_ms_p50", aggfunc=
 # %% [markdown]
 # ## The proof
 # Relative error over a whole stream, from its first chunk through full caches, against NeMo in fp32 with TF32 off. In exact fp32 the fast step differs by
-# rounding. At the row's own precision it is held against NeMo's own error at that precision.
+# rounding; with int8 weights that column is what rounding the weights costs. At the row's own precision it is held against NeMo's own error at that precision.
 
 # %%
 errors = {"rel_error_fp32": "fast, exact fp32", "rel_error": "fast, as timed", "rel_error_nemo": "NeMo, as timed"}
-assert (steps.rel_error_fp32 < 1e-5).all()
+assert (native.rel_error_fp32 < 1e-5).all()
+assert lone.loc["bfloat16+int8", "rel_error"] < lone.loc["bfloat16+int8", "rel_error_nemo"]
 steps.set_index("row")[list(errors)].rename(columns=errors).map("{:.1e}".format)
 
 # %% [markdown]
-# And the words: the trained demo model over the 60 shipped clips on the GPU, each text held against NeMo's eager step in fp32.
+# And the words: 60 shipped clips on the GPU, each text held against NeMo's eager step in fp32. The record is of an earlier demo model, so only the differences count.
 
 # %%
-words = pd.DataFrame(spoken.rows).set_index("run")[["clips", "texts_unlike_eager_fp32", "wer"]]
+words = pd.DataFrame(spoken.rows).set_index("run")[["clips", "texts_unlike_eager_fp32"]]
 assert (words.loc[["graphed", "resident"], "texts_unlike_eager_fp32"] == 0).all()
-words.rename(columns={"texts_unlike_eager_fp32": "texts unlike eager fp32", "wer": "word error rate"})
+words.rename(columns={"texts_unlike_eager_fp32": "texts unlike eager fp32"})
 
 # %% [markdown]
 # ## The same on this machine
@@ -190,10 +201,11 @@ plt.show()
 # ## Live streams
 # The whole engine under open-loop load: front end, encoder, decoder, labels back on the host, a step as soon as any stream is ready. Staggered starts, 8 s a
 # level, labels at the rate of speech. No level that was tried broke the rule (at most 0.1 % of chunks late by one chunk, p95 of the final result
-# within 1 s), so these are lower bounds.
+# within 1 s), so these are lower bounds. The recogniser with a thread per stream, on the same step in fp32, is in tutorial 8.
 
 # %%
-live = pd.DataFrame(capacity.rows)
+live = pd.DataFrame([row for row in capacity.rows if row["search"].startswith("resident")])
+live["passed"] = live.passed == "yes"
 assert live.passed.all() and (live.late_share == 0).all()
 columns = {
     "chunk_ms": "chunk, ms",

@@ -60,7 +60,7 @@ def _several(searches: Mapping[str, Rows]) -> Figure:
         bars.set_yticks(range(len(names) - 1, -1, -1), labels)
         bars.set(xscale="log", xlabel="live streams carried; hollow: the first level above that failed")
         bars.margins(y=0.12)
-        bars.set_xlim(0.7, 30 * bars.get_xlim()[1])
+        bars.set_xlim(0.7, 60 * bars.get_xlim()[1])
         bars.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
         bars.set_title(f"chunks of {chunk} ms" if chunk else "", fontsize=10, loc="left")
         _latency_axes(latency)

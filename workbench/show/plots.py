@@ -128,9 +128,9 @@ def cost_curves(costs: Record) -> Figure:
         axes.set_ylim(bottom=0)
     whole.set_ylabel("one step, ms")
     each.set_ylabel("one step / chunks in it, ms")
-    whole.legend(frameon=False, title="kind of step")
-    if all(row.get("stage") == "offline" for rows in shapes.values() for row in rows):
-        whole.legend(frameon=False, title="recordings of")
+    offline = all(row.get("stage") == "offline" for rows in shapes.values() for row in rows)
+    (each if offline else whole).legend(frameon=False, title="recordings of" if offline else "kind of step")
+    if offline:
         for axes in (whole, each):
             axes.set_xlabel("recordings in a batch")
         whole.set_ylabel("one batch, ms")
