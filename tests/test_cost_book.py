@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,11 @@ from workbench.results import Record
 RATE = 16000
 
 
-def costs(right: int = 0, ms: float = 5.0, stage: str = "step", **asr: Any) -> Record:
+def costs(right: int = 0, ms: float = 5.0, stage: str = "step", mel_frames: int | None = None, **asr: Any) -> Record:
     """A record at [56, right] with one flat cost."""
     geometry = StreamGeometry(56, right)
     row = {"stage": stage, "shape": "steady", "batch": 1, "ms_p50": ms, "ms_p95": ms, "audio_s": 1.0}
+    row |= {} if mel_frames is None else {"mel_frames": mel_frames}
     return Record(
         kind="costs",
         config={"asr": {"model": "tiny", "att_context_size": [56, right], "dtype": "float32", **asr}},
@@ -84,6 +86,42 @@ def test_a_key_that_is_searched_is_never_taken_for_another_value() -> None:
         staged.fit(asked(), searched=["asr.pipeline"])
     with pytest.raises(ConfigError, match=r"nothing was measured|got 'fused'"):
         staged.runner([64_000])(asked(**{"asr.model": "tiny", "asr.att_context_size": [56, 0]}))
+
+
+@pytest.mark.parametrize(
+    ("part", "key", "value"),
+    [("numbers", name, value) for name in ("after_idle_us", "arrival_delay_us", "wake_us_per_item") for value in ("x", None, [1], -1.0, math.nan, math.inf)]
+    + [("row", name, value) for name in ("ms_p50", "batch", "mel_frames", "samples_ms") for value in ("x", [None], {"a": 1})]
+    + [("row", "batch", math.inf), ("row", "batch", 1e300), ("row", "shape", None), ("row", "audio_s", "x"), ("row", "audio_s", math.nan)]
+    + [("geometry", "hop_samples", value) for value in (0, -1, 0.5, "x", [], math.inf, None)]
+    + [("config", "asr", "x")],
+)  # fmt: skip
+def test_a_damaged_cost_record_is_named_as_such(part: str, key: str, value: Any) -> None:
+    """Whatever stands where a number should: an error that says so, and neither a traceback nor a simulation of nonsense."""
+    stage = "offline" if key == "audio_s" else "step"
+    record = costs(stage=stage, mel_frames=8)
+    place = {
+        "numbers": record.numbers,
+        "row": record.rows[0],
+        "geometry": record.counters["geometry"],
+        "config": record.config,
+    }[part]
+    place[key] = value
+    if part == "row" and key == "shape":
+        del place[key]
+    with pytest.raises(RecordError, match=r"costs|geometry"):
+        book = CostBook([record])
+        if stage == "offline":
+            OfflineCosts.from_record(record)
+        book.runner([64_000])(book.fit(asked()))
+
+
+def test_costs_of_native_weights_do_not_stand_for_int8() -> None:
+    book = CostBook([costs(encoder="resident")])
+    with pytest.raises(ConfigError, match=r"asr\.weights: got 'int8'"):
+        book.fit(asked(**{"asr.encoder": "resident", "asr.weights": "int8"}))
+    int8 = CostBook([costs(encoder="resident", weights="int8")])
+    assert int8.fit(asked()).asr.weights == "int8"
 
 
 def test_a_folder_is_read_as_a_book_and_other_records_in_it_are_left_alone(tmp_path: Any) -> None:

@@ -237,6 +237,15 @@ def test_what_capturing_the_ladder_takes_is_told_where_it_was_measured() -> None
     assert table.digest() != costs({1: 1.0}).digest()
 
 
+@pytest.mark.parametrize("name", ["wake_us_per_item", "arrival_delay_us", "after_idle_us"])
+def test_costs_that_differ_in_what_traffic_adds_are_not_pooled(name: str) -> None:
+    rows = [{"stage": "step", "batch": 1, "shape": "steady", "ms_p50": 1.0, "ms_p95": 1.0}]
+    found = [
+        CostTable.from_record(Record(kind="costs", rows=rows, numbers={name: us})).digest() for us in (0.0, 1.0, 2.0)
+    ]
+    assert len(set(found)) == 3 and found[0] == costs({1: 1.0}).digest()
+
+
 def test_coordinated_streams_wait_for_each_other_and_lone_ones_do_not() -> None:
     table = costs({1: 2.0, 8: 3.0})
     alone = replace(configured(1, ingress_cohort_delay_us=30_000), **{"load.coordinated": True})

@@ -10,6 +10,7 @@ A configuration that nothing was measured for is refused: a simulation stands fo
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,10 @@ from workbench.measure.twin import twin_runner
 from workbench.results import Record
 
 # What changes the costs themselves. A record says with which values it was measured.
-MATCHED = ("model", "att_context_size", "dtype", "cuda_graphs", "encoder", "pipeline", "max_symbols", "label_rate_hz")
+MATCHED = (
+    *("model", "att_context_size", "dtype", "cuda_graphs", "encoder", "weights", "pipeline", "max_symbols"),
+    "label_rate_hz",
+)
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,8 @@ class Measured:
         if record.kind != "costs":
             raise RecordError(f"got a record of kind {record.kind!r}; a cost table is one of kind 'costs'")
         geometry = geometry_of(record)
+        if not isinstance(record.config.get("asr", {}), dict):
+            raise RecordError("costs: the record is damaged; its config has no section asr")
         asr, default = record.config.get("asr", {}), AsrConfig()
         stands_for = {key: asr.get(key, _plain(getattr(default, key))) for key in MATCHED}
         return cls(record, {**stands_for, "att_context_size": [geometry.left_frames, geometry.right_frames]}, geometry)
@@ -150,9 +156,18 @@ class CostBook:
 def geometry_of(costs: Record) -> StreamGeometry:
     """The geometry that a cost record was measured at. Raises RecordError if it does not say."""
     try:
-        return StreamGeometry(**costs.counters["geometry"])
+        geometry = StreamGeometry(**costs.counters["geometry"])
     except (KeyError, TypeError):
         raise RecordError("the record does not say at what streaming geometry its costs were measured") from None
+    sizes = dataclasses.asdict(geometry)
+    if (
+        not all(type(value) is int for value in sizes.values())
+        or min(geometry.hop_samples, geometry.window_samples, geometry.sample_rate_hz) < 1
+    ):
+        raise RecordError(
+            f"the record's streaming geometry is damaged: got {sizes}; allowed are whole numbers, sizes from 1"
+        )
+    return geometry
 
 
 def asked(config: Config, key: str) -> Any:

@@ -11,18 +11,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.errors import RecordError
+from workbench.errors import InputError, RecordError
 from workbench.results import Record
 
 STAGE = "step"
 CAPTURE = "capture"
+MOST_BATCH = 65_536
+# Numbers of a record that was measured in traffic.
+TRAFFIC = ("wake_us_per_item", "arrival_delay_us", "after_idle_us")
 # A worker that had nothing to do for this long begins its next step with cold caches and a sleeping thread.
 IDLE_S = 1e-3
 # (mel frames fed, outputs dropped, cut by the end): what the recogniser's own steps must share to run as one batch.
@@ -85,6 +90,11 @@ class CostTable:
         """
         if record.kind != "costs":
             raise RecordError(f"got a record of kind {record.kind!r}; a cost table is one of kind 'costs'")
+        with sound_costs():
+            return cls._read(record, stage)
+
+    @classmethod
+    def _read(cls, record: Record, stage: str) -> CostTable:
         found: dict[str, dict[int, Floats]] = {}
         mel_frames: dict[str, int] = {}
         for row in record.rows:
@@ -97,8 +107,10 @@ class CostTable:
             stages = sorted({str(row.get("stage")) for row in record.rows})
             raise RecordError(f"costs: no rows of stage {stage!r}; the record has {', '.join(stages) or 'no rows'}")
         curves = {s: (tuple(sorted(b)), np.stack([b[size] for size in sorted(b)])) for s, b in found.items()}
-        names = ("wake_us_per_item", "arrival_delay_us", "after_idle_us")
-        seconds = (1e-6 * float(record.numbers.get(name, 0.0)) for name in names)
+        seconds = [1e-6 * float(record.numbers.get(name, 0.0)) for name in TRAFFIC]
+        if not all(0 <= value < math.inf for value in seconds):
+            got = {name: record.numbers.get(name) for name in TRAFFIC}
+            raise RecordError(f"costs: got {got}; allowed are microseconds from 0")
         return cls(curves, mel_frames, Captures.from_rows(record.rows), *seconds)
 
     def shape_for(self, key: StepKey) -> str:
@@ -146,9 +158,22 @@ class CostTable:
     def digest(self) -> str:
         """A short fingerprint: results that rest on different measurements must not be pooled."""
         plain: dict[str, Any] = {shape: [b, grid.tolist()] for shape, (b, grid) in sorted(self.curves.items())}
+        if any(traffic := [self.wake_s, self.arrival_s, self.after_idle_s]):
+            plain["traffic"] = traffic
         if self.captures is not None:
             plain[CAPTURE] = [sorted(self.captures.by_batch.items()), self.captures.pool_bytes]
         return hashlib.sha256(json.dumps(plain).encode()).hexdigest()[:12]
+
+
+@contextmanager
+def sound_costs() -> Iterator[None]:
+    """Turns what a damaged record makes Python raise, a text or a list for a number or a missing key, into a RecordError."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
+        raise RecordError(f"costs: the record is damaged ({type(error).__name__}: {error})") from None
 
 
 def row_quantiles(row: dict[str, Any]) -> Floats:
@@ -159,8 +184,8 @@ def row_quantiles(row: dict[str, Any]) -> Floats:
     else:
         p50, p95 = float(row["ms_p50"]), float(row["ms_p95"])
         values = p50 + np.maximum(GRID - 0.5, 0.0) * (p95 - p50) / 0.45
-    if not np.isfinite(values).all() or values[0] <= 0 or int(row["batch"]) < 1:
+    if not np.isfinite(values).all() or values[0] <= 0 or not 1 <= int(row["batch"]) <= MOST_BATCH:
         raise RecordError(
-            f"costs: row with batch {row['batch']}, shape {row['shape']!r} has costs that are not positive"
+            f"costs: row with batch {row['batch']}, shape {row['shape']!r} has costs that are not positive, or no batch of 1 to {MOST_BATCH}"
         )
     return np.asarray(values)

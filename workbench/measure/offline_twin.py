@@ -11,6 +11,7 @@ same micro-batcher; one batch runs at a time and costs what its size and its pad
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from workbench.batching.microbatcher import MicroBatcher
 from workbench.config import Config, effective_batch_cap, to_dict
 from workbench.errors import RecordError
 from workbench.geometry import StreamGeometry
-from workbench.measure.cost_table import CostTable, Floats
+from workbench.measure.cost_table import CostTable, Floats, sound_costs
 from workbench.results import Record, environment
 
 OFFLINE = "offline"
@@ -45,10 +46,12 @@ class OfflineCosts:
         """Read rows {stage: offline, shape, audio_s, batch, ms_p50, …}. Raises RecordError if there are none, or one lacks its length."""
         table = CostTable.from_record(record, OFFLINE)
         rows = [row for row in record.rows if row.get("stage") == OFFLINE]
-        try:
+        if any("audio_s" not in row for row in rows):
+            raise RecordError("costs: a row of stage 'offline' has no audio_s")
+        with sound_costs():
             lengths = sorted({(float(row["audio_s"]), str(row["shape"])) for row in rows})
-        except KeyError:
-            raise RecordError("costs: a row of stage 'offline' has no audio_s") from None
+        if not all(0 < audio_s < math.inf for audio_s, _ in lengths):
+            raise RecordError(f"costs: got audio_s {[s for s, _ in lengths]}; allowed are seconds above 0")
         return cls(table, tuple(s for s, _ in lengths), tuple(shape for _, shape in lengths))
 
     def quantiles_ms(self, batch: int, audio_s: float) -> Floats:
