@@ -52,7 +52,7 @@ pd.DataFrame(
         }
         for name, record in records.items()
     }
-).T
+).transpose()
 
 # %% [markdown]
 # Read the notes before the numbers. Those of three records:
