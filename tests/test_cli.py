@@ -10,6 +10,8 @@ import pytest
 import soundfile
 
 from workbench import cli
+from workbench.errors import RecordError
+from workbench.results import Record
 
 TINY = ["--model", "tiny", "--context", "56,0", "--set", "asr.max_symbols=1", "--device", "cpu"]
 
@@ -160,6 +162,29 @@ def test_every_committed_record_can_be_shown(run, project):
 def test_an_unwritable_output_is_one_line(run, mixed, tmp_path):
     code, _, err = run("transcribe", mixed / "good.wav", *TINY, "--output", tmp_path)
     assert code == 2 and "cannot be written" in err and "Traceback" not in err
+
+
+@pytest.mark.parametrize("verb", ["transcribe nothing.wav", "bench core", "bench paced", "capacity", "profile"])
+def test_an_output_that_cannot_be_written_is_refused_before_anything_is_measured(run, tmp_path, monkeypatch, verb):
+    monkeypatch.setattr("workbench.measure.core_bench.run_core_bench", lambda: pytest.fail("it was measured"))
+    (tmp_path / "file").touch()
+    for output in (tmp_path, tmp_path / "file" / "record.json"):
+        code, _, err = (
+            run(*verb.split(), "--model", "nothing.nemo", "--output", output)
+            if "core" not in verb
+            else run(*verb.split(), "--output", output)
+        )
+        assert code == 2 and "cannot be written" in err and "nothing" not in err
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_the_numbers_are_printed_even_where_the_record_can_no_longer_be_saved(run, tmp_path, monkeypatch):
+    def full(record, path):
+        raise RecordError(f"{path}: cannot be written (No space left on device)")
+
+    monkeypatch.setattr(Record, "save", full)
+    code, out, err = run("bench", "core", "--output", tmp_path / "core.json")
+    assert code == 2 and "No space left" in err and "items_per_s" in out
 
 
 def test_paced_run_has_no_mismatches(run):

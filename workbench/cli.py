@@ -52,7 +52,19 @@ LabelRate = Annotated[
     float | None,
     typer.Option(help="Random weights: labels per second of audio that the decoder is made to emit, e.g. 3."),
 ]
-Save = Annotated[Path | None, typer.Option("--output", "-o", help="Also write the record to this file.")]
+
+
+def _writable(path: Path | None) -> Path | None:
+    """Refuse an output that could not be written before anything is measured, not after."""
+    from workbench.results import check_writable
+
+    return None if path is None else check_writable(path)
+
+
+Save = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", help="Also write the record to this file.", callback=_writable),
+]
 
 
 def main() -> None:
@@ -203,6 +215,7 @@ def profile(
         return
     from workbench.measure.step_profile import profile_configured
 
+    _writable(trace)
     chosen = _configured(config, overrides, model, context, device)
     chosen = replace(chosen, **{"asr.cuda_graphs": graphed or chosen.asr.cuda_graphs})
     record = profile_configured(chosen, batch, trace)
@@ -598,13 +611,15 @@ def _integers(text: str, option: str) -> list[int]:
 
 
 def _give(record: Record, as_json: bool, output: Path | None, human: Callable[[], object]) -> None:
-    if output is not None:
-        record.save(output)
-        print(f"record: {output}", file=sys.stderr)
-    if as_json:
-        print(json.dumps({**record.numbers, **dataclasses.asdict(record)}, indent=1, default=str))
-    else:
-        human()
+    try:
+        if output is not None:
+            record.save(output)
+            print(f"record: {output}", file=sys.stderr)
+    finally:  # a disk that filled up while measuring takes the file and not the numbers
+        if as_json:
+            print(json.dumps({**record.numbers, **dataclasses.asdict(record)}, indent=1, default=str))
+        else:
+            human()
 
 
 def _numbers(record: Record, wanted: tuple[str, ...] = ()) -> None:

@@ -94,6 +94,21 @@ class Record:
         return cls(**data)
 
 
+def check_writable(path: str | Path) -> Path:
+    """The path, if a file could be written there now; its folder is made. Raises RecordError: better before a measurement than after it."""
+    target = Path(path)
+    if target.is_dir():
+        raise RecordError(f"{target}: cannot be written (it is a folder)")
+    part = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part.touch()
+        part.unlink()
+    except OSError as error:
+        raise RecordError(f"{target}: cannot be written ({error.strerror})") from None
+    return target
+
+
 def percentiles_ms(seconds: Sequence[float], prefix: str, points: Sequence[float] = (50, 95, 99)) -> dict[str, float]:
     """`{prefix}_p50_ms` … and `{prefix}_n` of durations in seconds; raises RecordError for an empty or non-finite list."""
     values = np.asarray(seconds, dtype=np.float64) * 1e3
