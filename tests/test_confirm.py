@@ -165,6 +165,18 @@ def test_a_level_that_cannot_be_spoken_steps_down_at_once_and_no_other_starts_th
     assert Outcome.of(result, live).result.best is result.best, "equal levels of the generator choose nobody"
 
 
+def test_a_level_that_was_measured_stays_though_the_generator_lags_there_with_another(tmp_path: Path) -> None:
+    class Uneven(Mute):
+        def run(self, config: Config, what: Any) -> tuple[Record, dict[str, Any]]:
+            self.most = 60 if config.asr.batching.max_batch_size == 32 else 100
+            return super().run(config, what)
+
+    live = confirm(crowded(tmp_path), Uneven(0), ConfirmOptions(rounds=2, finalists=1))
+    default = [row for row in live.rows if row["label"] == "default"]
+    assert len({row["streams"] for row in default}) == 1 and all("held_below_streams" not in row for row in default)
+    assert min(row["streams"] for row in live.rows if row["kept"] is None) < default[0]["streams"]
+
+
 def test_a_gain_over_a_configuration_that_its_own_limit_bounds_is_stated_as_the_least(tmp_path: Path) -> None:
     result = crowded(tmp_path)
     slow = Mute(

@@ -161,17 +161,22 @@ def transcribe(
         slots = max(chosen.asr.batching.state_arena_slots, concurrency)
         chosen = replace(chosen, **{"asr.batching.enabled": True, "asr.batching.state_arena_slots": slots})
     found, rows, notes, graphs, start_s = find_audio(audio), [], (), {}, time.perf_counter()
+    stopped: tuple[str, ...] = ()
     if found.items:
         with Recognizer.open(chosen) as recognizer:
             _say(recognizer.loaded.notes)
             start_s = time.perf_counter()
-            for row in _bar(
-                run(recognizer, found.items, concurrency, compare_vs_offline), "transcribe", len(found.items)
-            ):
-                rows.append(row)
-                if not as_json and row.error is None:
-                    print(f"{_one_line(row.path)}\t{row.text}", flush=True)
-            notes, graphs = recognizer.loaded.notes, recognizer.graph_counters()
+            try:
+                for row in _bar(
+                    run(recognizer, found.items, concurrency, compare_vs_offline), "transcribe", len(found.items)
+                ):
+                    rows.append(row)
+                    if not as_json and row.error is None:
+                        print(f"{_one_line(row.path)}\t{row.text}", flush=True)
+            except KeyboardInterrupt:
+                stopped = (f"interrupted: {len(rows)} of {len(found.items)} recordings were transcribed",)
+                _say(stopped)
+            notes, graphs = (*recognizer.loaded.notes, *stopped), recognizer.graph_counters()
     took_s = time.perf_counter() - start_s
     record = transcript_record(chosen, rows, [str(error) for error in found.errors], notes)
     record.numbers.update(took_s=round(took_s, 3), rtfx=round(record.numbers["audio_s"] / took_s, 3))
@@ -185,6 +190,8 @@ def transcribe(
         if wer:
             _say(['no reference text: --wer needs a manifest whose lines have "text"'])
     _give(record, as_json, output, lambda: _numbers(record, wanted=("wer",) if wer else ()))
+    if stopped:
+        raise typer.Exit(130)
     if not rows or all(row.error for row in rows):
         raise typer.Exit(2)
     if skipped:
@@ -480,7 +487,7 @@ def confirm(
     rounds: Annotated[int, typer.Option(min=1, help="Real runs of each configuration.")] = 3,
     finalists: Annotated[int, typer.Option(min=1, help="Of each study, its best among them.")] = 2,
     budget_s: Annotated[
-        float, typer.Option(min=1, help="Seconds a study; no further round is begun that would pass it.")
+        float, typer.Option(min=1, help="Seconds a study; no run is begun that would pass it.")
     ] = 600.0,
     most_streams: Annotated[int, typer.Option(min=1, help="Never more live streams, for a smaller machine.")] = 100_000,
     as_json: AsJson = False,

@@ -14,6 +14,7 @@ import time
 import traceback
 from pathlib import Path
 
+from workbench.errors import InputError
 from workbench.show.study_results import run_finalists, write_study
 from workbench.tuning.confirm import ConfirmOptions, LiveHost
 from workbench.tuning.outcome import outcome_of_study
@@ -41,14 +42,19 @@ def real_runs(out: Path, costs: Path, host: LiveHost, real_s: float) -> dict[str
             budget_s=max(0.0, real_s) * need_s / needed_s,
             most_streams=int(os.environ.get("MOST_STREAMS", "100000")),
         )
+        needed_s -= need_s
         print(f"== {name}: {options.budget_s:.1f} s", flush=True)
+        if options.budget_s <= 0:
+            print("not run: the others took all the time", flush=True)
+            continue
         try:
             found[name], live = run_finalists(out / name, host, options, [costs])
             real_s -= live.numbers["took_s"]
             print(f"== {name}: took {live.numbers['took_s']:.1f} s", flush=True)
+        except InputError as reason:
+            print(f"left out: {reason}", flush=True)
         except Exception:
             traceback.print_exc()
-        needed_s -= need_s
     return found
 
 

@@ -191,7 +191,10 @@ class _Confirmation:
         return True
 
     def _hold(self, label: str) -> None:
-        """Take a configuration below the level at which the load generator lagged, with it or with another."""
+        """Take a configuration below the level at which the load generator lagged, with it or with another; one that was spoken and kept its
+        limits stays."""
+        if any(row["label"] == label and row["kept"] for row in self.rows):
+            return
         if self.lagged is not None and self.streams[label] >= self.lagged:
             self.held[label] = self.lagged
             self.streams[label] = max(1, int(self.lagged * STEP_DOWN_LAGGED))
@@ -230,18 +233,21 @@ class _Confirmation:
         return self.clock() - self.begun_s
 
     def _spent(self) -> str:
-        return f"{self._took_s():.1f} s of the budget of {self.options.budget_s:g} s were spent"
+        return f"{self._took_s():.1f} s of the budget of {self.options.budget_s:.1f} s were spent"
 
     def _tell(self, note: str) -> None:
         self.notes.append(note)
         self.host.say(f"  {self.spec.name}: {note}")
 
     def _offline_notes(self) -> list[str]:
-        if self.plan is None or self.spec.offline is None or self.plan.count == self.spec.offline.recordings:
+        work = self.spec.offline
+        if self.plan is None or work is None or self.plan.count == work.recordings:
             return []
+        few = f"; {work.concurrency} in the works at once would fill larger batches" * (
+            self.plan.count < work.concurrency
+        )
         return [
-            f"real runs: {self.plan.count} of {self.spec.offline.recordings} recordings of each set, the same for every configuration and "
-            "distributed alike"
+            f"real runs: {self.plan.count} of {work.recordings} recordings of each set, the same for every configuration and distributed alike{few}"
         ]
 
 

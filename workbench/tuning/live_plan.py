@@ -36,20 +36,19 @@ class OfflinePlan:
     rtfx: dict[str, float]
     count: int
     most_s: dict[str, float]
-    least: int
 
     @classmethod
     def fitting(cls, offline: OfflineWork, rtfx: Mapping[str, float], rounds: int, budget_s: float) -> OfflinePlan:
-        """As many recordings as let all `rounds` of all configurations fit. Where those are too few to fill two times what is in the works at
-        once, fewer rounds; never fewer than are in the works at once."""
+        """As many recordings as let all `rounds` of all configurations fit. Where those do not fill two times what is in the works at once, fewer
+        rounds; never less than a quarter of what is in the works at once."""
         full, sets = offline.recordings, work_lengths(offline)
-        least = min(full, offline.concurrency)
-        whole = cls(sets, dict(rtfx), full, {}, least)
+        least = min(full, max(1, offline.concurrency // _FEWER))
+        whole = cls(sets, dict(rtfx), full, {})
         round_s = sum(whole.seconds(label) for label in rtfx)
         count = 0
         for wanted in range(rounds, 0, -1):
             count = min(full, int(full * RECORDINGS_SHARE * budget_s / (wanted * round_s)))
-            if count >= min(full, 2 * least):
+            if count >= min(full, 2 * offline.concurrency):
                 break
         plan = dataclasses.replace(whole, count=max(count, least))
         most_s = {label: max(PATIENCE_LEAST_S, PATIENCE * plan.seconds(label)) for label in rtfx}
