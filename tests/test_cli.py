@@ -178,6 +178,29 @@ def test_an_output_that_cannot_be_written_is_refused_before_anything_is_measured
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+def test_ctrl_c_keeps_the_transcripts_so_far(run, mixed, tmp_path, monkeypatch):
+    from workbench.runtime import transcribe
+
+    whole = transcribe.transcribe
+
+    def interrupted(*arguments):
+        yield next(whole(*arguments))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(transcribe, "transcribe", interrupted)
+    code, out, err = run(
+        "transcribe", mixed / "good.wav", mixed / "stereo.flac", *TINY, "--json", "-o", tmp_path / "kept.json"
+    )
+    assert code == 130 and "interrupted: 1 of 2 recordings" in err
+    kept = Record.load(tmp_path / "kept.json")
+    assert (
+        [row["path"].rpartition("/")[2] for row in kept.rows]
+        == ["good.wav"]
+        == [row["path"].rpartition("/")[2] for row in json.loads(out)["rows"]]
+    )
+    assert "interrupted: 1 of 2 recordings" in " ".join(kept.notes)
+
+
 def test_the_numbers_are_printed_even_where_the_record_can_no_longer_be_saved(run, tmp_path, monkeypatch):
     def full(record, path):
         raise RecordError(f"{path}: cannot be written (No space left on device)")
@@ -243,7 +266,9 @@ def test_capacity_of_the_twin_and_of_the_recogniser(run, project, tmp_path):
     [
         (["--engine", "cpp"], "allowed are pipeline, nemo-loop, resident, twin"),
         (["--engine", "twin"], "a cost record goes with"),
-        (["--seconds", "0"], "allowed are seconds > 0"),
+        (["--seconds", "0"], "allowed are seconds above 0 to 86400"),
+        (["--seconds", "1e9"], "allowed are seconds above 0 to 86400"),
+        (["--resolution", "1"], "a resolution above 0 and below 1"),
         (["--model", "tiny", "--start", "0"], "1 <= start"),
     ],
 )

@@ -166,8 +166,9 @@ def test_a_piece_is_taken_whatever_its_length_where_nothing_could_run_before_it(
             stream.push(clip)
         stream.finish()
         assert stream.labels == expected
-    with pytest.raises(InputError, match="most_waiting_s: got 0; allowed is more than 0"):
-        recognizer.stream(most_waiting_s=0)
+    for wrong in (0, -1, float("nan"), "1", None, True):
+        with pytest.raises(InputError, match=f"most_waiting_s: got {wrong!r}; allowed is more than 0"):
+            recognizer.stream(most_waiting_s=wrong)
 
 
 @PIPELINES

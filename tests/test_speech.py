@@ -70,6 +70,14 @@ def test_arrays_that_are_no_speech_are_refused(value):
         as_speech(value, 16000, 16000)
 
 
+@pytest.mark.parametrize("scale", [32767.0, 1e20, 1e300])
+def test_audio_of_another_scale_is_refused_and_not_recognised_as_something_else(scale):
+    speech = np.sin(np.arange(1600)) * scale
+    with pytest.raises(AudioError, match="full scale is 1"):
+        as_speech(speech, 16000, 16000)
+    assert as_speech(speech / scale * 3, 16000, 16000).max() > 2  # louder than full scale is still audio
+
+
 def test_integer_samples_are_scaled():
     assert np.allclose(as_speech(np.array([-32768, 0, 16384], np.int16), 16000, 16000), [-1.0, 0.0, 0.5])
 

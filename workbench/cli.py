@@ -166,16 +166,8 @@ def transcribe(
         with Recognizer.open(chosen) as recognizer:
             _say(recognizer.loaded.notes)
             start_s = time.perf_counter()
-            try:
-                for row in _bar(
-                    run(recognizer, found.items, concurrency, compare_vs_offline), "transcribe", len(found.items)
-                ):
-                    rows.append(row)
-                    if not as_json and row.error is None:
-                        print(f"{_one_line(row.path)}\t{row.text}", flush=True)
-            except KeyboardInterrupt:
-                stopped = (f"interrupted: {len(rows)} of {len(found.items)} recordings were transcribed",)
-                _say(stopped)
+            transcripts = run(recognizer, found.items, concurrency, compare_vs_offline)
+            stopped = _collect(transcripts, len(found.items), rows, show=not as_json)
             notes, graphs = (*recognizer.loaded.notes, *stopped), recognizer.graph_counters()
     took_s = time.perf_counter() - start_s
     record = transcript_record(chosen, rows, [str(error) for error in found.errors], notes)
@@ -603,6 +595,20 @@ def _configured(
     if label_rate is not None:
         changes["asr.label_rate_hz"] = label_rate
     return replace(chosen, **changes)
+
+
+def _collect(transcripts: Any, total: int, rows: list[Any], show: bool) -> tuple[str, ...]:
+    """Append transcripts to `rows`, printing their text as they come. Ctrl-C keeps those so far: the note that says so, else none."""
+    try:
+        for row in _bar(transcripts, "transcribe", total):
+            rows.append(row)
+            if show and row.error is None:
+                print(f"{_one_line(row.path)}\t{row.text}", flush=True)
+    except KeyboardInterrupt:
+        note = f"interrupted: {len(rows)} of {total} recordings were transcribed"
+        _say([note])
+        return (note,)
+    return ()
 
 
 def _one_line(path: object) -> str:

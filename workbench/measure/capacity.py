@@ -39,6 +39,7 @@ COPIED = (
     *("labels_per_audio_s", "transcript_mismatches", "transcripts_compared"),
 )
 DEFAULT_SECONDS = 120.0
+MOST_SECONDS = 86_400.0
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,9 @@ class CapacityRule:
     starts: str = "staggered"
 
     def __post_init__(self) -> None:
-        if not (self.seconds > 0 and 0 <= self.late_share_max < 1 and self.final_p95_max_ms > 0):
+        if not (0 < self.seconds <= MOST_SECONDS and 0 <= self.late_share_max < 1 and self.final_p95_max_ms > 0):
             raise ConfigError(
-                f"rule: got {asdict(self)}; allowed are seconds > 0, a share from 0 to below 1 and milliseconds > 0"
+                f"rule: got {asdict(self)}; allowed are seconds above 0 to {MOST_SECONDS:g}, a share from 0 to below 1 and milliseconds > 0"
             )
 
     def broken_by(self, numbers: dict[str, Any]) -> list[str]:
@@ -86,7 +87,7 @@ class SearchPlan:
             or min(self.repeats, self.most_runs) < 1
         ):
             raise ConfigError(
-                f"search: got {asdict(self)}; allowed are 1 <= start <= most_streams, a resolution between 0 and 1, repeats and most_runs "
+                f"search: got {asdict(self)}; allowed are 1 <= start <= most_streams, a resolution above 0 and below 1, repeats and most_runs "
                 "from 1"
             )
 

@@ -26,6 +26,8 @@ from workbench.errors import AudioError
 AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".au", ".w64", ".caf")
 MANIFEST_SUFFIXES = (".json", ".jsonl", ".manifest")
 MIN_RATE_HZ, MAX_RATE_HZ = 1000, 768_000
+# Full scale is 1. Floats that hold 16-bit values reach hundreds and thousands: they give wrong words, and far larger ones overflow.
+MAX_PEAK = 100.0
 SHIPPED_SPEECH = Path(__file__).parents[1] / "data" / "speech" / "manifest.jsonl"
 
 Samples = npt.NDArray[np.float32]
@@ -176,6 +178,11 @@ def as_speech(samples: npt.ArrayLike, rate_hz: int, sample_rate_hz: int, item: A
         raise source.error("the audio holds no samples")
     if not np.isfinite(data).all():
         raise source.error(f"{int((~np.isfinite(data)).sum())} samples are NaN or infinite")
+    peak = float(np.abs(data).max())
+    if peak > MAX_PEAK:
+        raise source.error(
+            f"a peak of {peak:.4g}; allowed is {MAX_PEAK:g}, full scale is 1 (divide 16-bit values by 32768)"
+        )
     if rate_hz != sample_rate_hz:
         import soxr
 

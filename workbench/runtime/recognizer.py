@@ -91,8 +91,8 @@ class Recognizer:
         (not of blank) when one is chosen; coordinated: its chunks wait up to `ingress_cohort_delay_us` for those of other such streams;
         most_waiting_s: `push` refuses what is further ahead of the recogniser, so that all rows times this is the most that is ever owed.
         """
-        if not most_waiting_s > 0:
-            raise InputError(f"most_waiting_s: got {most_waiting_s}; allowed is more than 0")
+        if isinstance(most_waiting_s, bool) or not isinstance(most_waiting_s, int | float) or not most_waiting_s > 0:
+            raise InputError(f"most_waiting_s: got {most_waiting_s!r}; allowed is more than 0 seconds")
         prompt = prompt_index(self.loaded.model, language)
         options = StreamOptions(on_event, prompt, self._bias(bias), coordinated, most_waiting_s)
         with self._lock:

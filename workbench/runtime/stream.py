@@ -119,7 +119,7 @@ class Stream:
     def push(self, samples: npt.ArrayLike, rate_hz: int | None = None) -> None:
         """Append audio: one channel [samples], float in [-1, 1] or signed integers, at the model's rate.
 
-        Raises AudioError for a wrong shape, rate or non-finite samples, StreamClosed after the end, QueueFull where a chunk is ready
+        Raises AudioError for a wrong shape, rate or scale or non-finite samples, StreamClosed after the end, QueueFull where a chunk is ready
         and more than `most_waiting_s` seconds of audio would wait: step, or push it again later.
         """
         with self._changed:
