@@ -91,6 +91,19 @@ def test_a_key_given_twice_is_refused(tmp_path):
         load_config(tmp_path / "c.yaml")
 
 
+@pytest.mark.parametrize(
+    "text", ["? [a]\n: 1", "{}: 1", "asr: {device: 2001-99-99}", "asr: {device: !!int x}", "[" * 3000]
+)
+def test_yaml_that_python_cannot_hold_is_refused_by_name(tmp_path, text):
+    (tmp_path / "c.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"c\.yaml: not valid YAML"):
+        load_config(tmp_path / "c.yaml")
+    with pytest.raises(ConfigError, match=r"asr\.device: got .*which is not a YAML value"):
+        load_config(
+            overrides=["asr.device=" + (text if ":" not in text[:5] else "{" + text.removeprefix("asr: ") + "}")]
+        )
+
+
 @pytest.mark.parametrize("text", ["[1, 2]", "asr: [", "\x00", "just text"])
 def test_files_that_are_no_mapping_are_refused_by_name(tmp_path, text):
     path = tmp_path / "c.yaml"

@@ -153,6 +153,8 @@ class _UniqueKeys(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, "a key must be a word", key.start_mark)
             if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
                 raise yaml.constructor.ConstructorError(None, None, f"key {key.value!r} is given twice", key.start_mark)
             seen.add(str(key.value))
@@ -160,8 +162,11 @@ class _UniqueKeys(yaml.SafeLoader):
 
 
 def parse_yaml(text: str) -> Any:
-    """YAML text as plain data. Raises yaml.YAMLError, also for a key that is given twice."""
-    return yaml.load(text, Loader=_UniqueKeys)
+    """YAML text as plain data. Raises yaml.YAMLError, also for a key that is given twice or values that Python cannot hold."""
+    try:
+        return yaml.load(text, Loader=_UniqueKeys)
+    except (ValueError, TypeError, RecursionError) as error:  # the 32nd of a month, brackets thousands deep
+        raise yaml.YAMLError(f"{type(error).__name__}: {error}") from None
 
 
 def load_config(source: str | Path | Mapping[str, Any] | None = None, overrides: Iterable[str] = ()) -> Config:
@@ -267,7 +272,7 @@ def override(data: dict[str, Any], text: str) -> None:
     if not sign or not key.strip():
         raise ConfigError(f"override: got {text!r}; allowed is dotted.key=value")
     try:
-        _set(data, key.strip(), yaml.safe_load(value))
+        _set(data, key.strip(), parse_yaml(value))
     except yaml.YAMLError:
         raise ConfigError(f"{key}: got {value!r}, which is not a YAML value") from None
 

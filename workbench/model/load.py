@@ -167,12 +167,25 @@ def _restore(path: Path) -> Any:
         from nemo.collections.asr.models import ASRModel
 
         try:
-            return ASRModel.restore_from(str(path), map_location="cpu").float().eval()
+            model = ASRModel.restore_from(str(path), map_location="cpu").float().eval()
         except Exception as error:  # whatever tar, yaml, torch or NeMo raise for a broken file becomes one typed error
             reason = " ".join(str(error).split())[:300]
             raise ModelError(
                 f"model: {path} cannot be restored as a NeMo ASR model ({type(error).__name__}: {reason})"
             ) from error
+    _require_finite(model, path)
+    return model
+
+
+def _require_finite(model: Any, path: Path) -> None:
+    """A file that was damaged inside its weights loads without complaint, and such a model writes nonsense."""
+    import torch
+
+    for name, weights in model.named_parameters():
+        if (bad := int((~torch.isfinite(weights)).sum())) > 0:
+            raise ModelError(
+                f"model: {path} is damaged: {bad} of {weights.numel()} weights of {name} are NaN or infinite"
+            )
 
 
 def _from_hub(name: str) -> Any:
