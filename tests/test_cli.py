@@ -159,6 +159,23 @@ def test_every_committed_record_can_be_shown(run, project):
         assert code == 0 and out, (path, err)
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"kind": ["costs"]},
+        {"environment": {"gpu": [None]}},
+        {"rows": [{"stage": "step", "batch": 1, "shape": "steady", "ms_p50": 1.0}]},
+        {"rows": [{"stage": "step", "batch": 1, "shape": "steady", "ms_p50": "x", "ms_p95": 1.0}]},
+    ],
+)
+def test_a_damaged_record_is_shown_or_named_but_never_a_traceback(run, tmp_path, damage):
+    row = {"stage": "step", "batch": 1, "shape": "steady", "ms_p50": 1.0, "ms_p95": 1.0}
+    data = {**vars(Record(kind="costs", environment={}, rows=[row])), **damage}
+    (tmp_path / "r.json").write_text(json.dumps(data))
+    code, _, err = run("show", tmp_path / "r.json", "--figure", tmp_path / "r.png")
+    assert (code == 0) == ("environment" in damage) and (code == 0 or "damaged" in err)
+
+
 def test_an_unwritable_output_is_one_line(run, mixed, tmp_path):
     code, _, err = run("transcribe", mixed / "good.wav", *TINY, "--output", tmp_path)
     assert code == 2 and "cannot be written" in err and "Traceback" not in err

@@ -550,8 +550,18 @@ def show(
     record = Record.load(record_file)
     _say(record.notes)
     if figure is not None:
-        _draw(record, figure)
-    host = record.environment.get("gpu", {}).get("name") or f"{record.environment.get('cpu_cores', '?')} CPU cores"
+        try:
+            _draw(record, figure)
+        except InputError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise InputError(
+                f"{record_file}: the record is damaged, no figure can be drawn ({type(error).__name__}: {error})"
+            ) from error
+    gpu = record.environment.get("gpu")
+    host = (
+        gpu.get("name") if isinstance(gpu, dict) else None
+    ) or f"{record.environment.get('cpu_cores', '?')} CPU cores"
     about = f"{record.kind}, {record.created_utc}, {host}, commit {record.environment.get('commit')}\n{record.command}"
     _give(record, as_json, None, lambda: (print(about), _numbers(record), _table(record)))
 

@@ -85,7 +85,15 @@ class Record:
             raise RecordError(f"{path}: not a result record; a record has the keys {', '.join(sorted(names))}")
         if data.get("schema") != SCHEMA:
             raise RecordError(f"{path}: record schema {data.get('schema')}; this version reads {SCHEMA}")
-        shapes = {"config": dict, "numbers": dict, "counters": dict, "environment": dict, "rows": list, "notes": list}
+        shapes = {
+            "kind": str,
+            "config": dict,
+            "numbers": dict,
+            "counters": dict,
+            "environment": dict,
+            "rows": list,
+            "notes": list,
+        }
         wrong = [name for name, kind in shapes.items() if not isinstance(data.get(name, kind()), kind)]
         if wrong or not all(isinstance(row, dict) for row in data.get("rows", [])):
             raise RecordError(
