@@ -357,7 +357,9 @@ def set_streaming_cuda_graphs(  # noqa: PLR0913 - the options of NeMo's proposal
     native = native_setter(encoder)
     if native is not None:
         if mode != "auto" or when_full != "evict" or first_chunk:
-            raise ConfigError("mode, when_full and first_chunk: this NeMo has its own graphed step, which has no such options")
+            raise ConfigError(
+                "mode, when_full and first_chunk: this NeMo has its own graphed step, which has no such options"
+            )
         return native(encoder, enabled, max_graphs=max_graphs, warmup_steps=max(1, warmup_steps))
     if not enabled:
         detach(encoder)
