@@ -297,3 +297,14 @@ def test_a_wrong_capacity_search_is_one_line(run, arguments, words):
 def test_a_trained_model_has_the_label_rate_that_it_has(run):
     code, _, err = run("bench", "paced", "--label-rate", "3", "-s", "load.seconds=1")
     assert code == 2 and "allowed are models with random weights" in err
+
+
+@pytest.mark.parametrize(("runs", "expected"), [(0, 1), (2, 0)])
+def test_confirm_fails_where_no_real_run_could_be_measured(run, monkeypatch, runs, expected):
+    from workbench.show import study_results
+
+    outcome = {"headline": "told", "trials": 3, "default": {"live": {"runs": runs, "why": "the generator lagged"}}}
+    monkeypatch.setattr(study_results, "confirm_studies", lambda studies, options: ({"small": outcome}, {}))
+    code, out, err = run("confirm", "studies/small")
+    assert code == expected and "small: told" in out
+    assert ("failed: small: no real run could be measured" in err) == bool(expected)

@@ -493,6 +493,7 @@ def confirm(
 
     options = ConfirmOptions(seconds, rounds, finalists, budget_s, most_streams)
     found, failed = confirm_studies(studies, options)
+    failed |= {name: "no real run could be measured" for name, data in found.items() if not _has_real_runs(data)}
     if as_json:
         print(json.dumps(found, indent=1, default=str))
     else:
@@ -501,7 +502,12 @@ def confirm(
     for study, reason in failed.items():
         print(f"failed: {study}: {reason}", file=sys.stderr)
     if failed:
-        raise typer.Exit(PARTIAL if found else 1)
+        raise typer.Exit(PARTIAL if any(map(_has_real_runs, found.values())) else 1)
+
+
+def _has_real_runs(outcome: dict[str, Any]) -> bool:
+    """Whether any configuration of a study's outcome was measured for real."""
+    return any(isinstance(value, dict) and (value.get("live") or {}).get("runs") for value in outcome.values())
 
 
 @app.command()
