@@ -5,9 +5,9 @@
 set -euo pipefail
 out=$(realpath -m "$1"); work=$(mktemp -d); mkdir -p "$out/lib" "$out/bin" "$out/python"
 (cd "$work" && apt-get -q download flite libflite1 espeak-ng espeak-ng-data libespeak-ng1 libpcaudio0 libsonic0 >/dev/null)
-for package in "$work"/*.deb; do dpkg -x "$package" "$work/root"; done
-lib="$work/root/usr/lib/x86_64-linux-gnu"
-cp "$work"/root/usr/bin/{flite,espeak-ng} "$out/bin/"
+for package in "$work"/*.deb; do dpkg -x "$package" "$work/unpacked"; done
+lib="$work/unpacked/usr/lib/x86_64-linux-gnu"
+cp "$work"/unpacked/usr/bin/{flite,espeak-ng} "$out/bin/"
 for name in flite flite_usenglish flite_cmulex flite_cmu_us_kal flite_cmu_us_kal16 flite_cmu_us_awb flite_cmu_us_rms flite_cmu_us_slt \
     flite_cmu_grapheme_lang flite_cmu_grapheme_lex flite_cmu_indic_lang flite_cmu_indic_lex flite_cmu_time_awb espeak-ng pcaudio sonic; do
   for file in "$lib"/lib$name.so.[0-9]; do [ -e "$file" ] && cp -L "$file" "$out/lib/"; done
