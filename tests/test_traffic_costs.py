@@ -110,9 +110,7 @@ def test_what_a_step_takes_longer_on_an_idle_worker_is_told_apart(model, lone):
 
 def test_the_twin_is_held_against_real_runs(model, clips, lone):
     config = load_config({}, ["asr.model=tiny", "asr.device=cpu", "asr.max_symbols=3"])
-    check = TwinCheck(
-        (1, 2), seconds=1.5, traffic_s=2.0, batchings=(Batching("at once", 8, 0), Batching("wait", 8, 8000))
-    )
+    check = TwinCheck((1, 2), seconds=4.0, run_s=2.0, batchings=(Batching("at once", 8, 0), Batching("wait", 8, 8000)))
     try:
         record = check_twin(model, config, lone, clips, check)
     except RecordError as refused:  # a machine too busy to pace

@@ -364,7 +364,7 @@ def bench_costs(
 @bench_app.command("twin")
 def bench_twin(
     streams: Annotated[str, typer.Option(help="Loads to compare at, e.g. 4,8,12.")] = "2,4,6",
-    seconds: Annotated[float, typer.Option(min=1, help="Length of every run.")] = 10.0,
+    seconds: Annotated[float, typer.Option(min=1, help="Real runs of each pair together, of 2 s each.")] = 10.0,
     batches: Annotated[str, typer.Option(help="Batch sizes of the cost table, e.g. 1,2,4,8.")] = "1,2,4,8",
     most_other_cores: Annotated[
         float | None, typer.Option(help="On a shared machine: wait for, and repeat, runs disturbed by more than this.")

@@ -66,8 +66,8 @@ class Sizes:
     offline_lengths_s: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
     paced_streams: tuple[int, ...] = (8, 32, 64, 128)
     paced_s: float = 10.0
-    twin_streams: tuple[int, ...] = (4, 12, 24)
-    twin_s: float = 3.0
+    twin_streams: tuple[int, ...] = (4, 12, 20)
+    twin_s: float = 8.0
     capacity_s: float = 8.0
     capacity_search_s: float = 20.0
     cells: tuple[StepCell, ...] = DEFAULT_CELLS
@@ -223,7 +223,7 @@ class Campaign:
         context = self.sizes.low
         lone = self.out / "stage_costs_lone.json"
         costs = Record.load(lone if lone.exists() else self.out / "stage_costs.json")
-        check = TwinCheck(self.sizes.twin_streams, seconds=self.sizes.twin_s, traffic_s=self.sizes.twin_s)
+        check = TwinCheck(self.sizes.twin_streams, seconds=self.sizes.twin_s)
         record = check_twin(
             self._model(context), self._config(context, True), costs, self._clips, check, report=self._report
         )

@@ -27,7 +27,7 @@ STAGE = "step"
 CAPTURE = "capture"
 MOST_BATCH = 65_536
 # Numbers of a record that was measured in traffic.
-TRAFFIC = ("wake_us_per_item", "arrival_delay_us", "after_idle_us")
+TRAFFIC = ("wake_us_per_item", "arrival_delay_us", "after_idle_us", "dispatch_us", "turnaround_us")
 # A worker that had nothing to do for this long begins its next step with cold caches and a sleeping thread.
 IDLE_S = 1e-3
 # (mel frames fed, outputs dropped, cut by the end): what the recogniser's own steps must share to run as one batch.
@@ -69,9 +69,9 @@ class CostTable:
     """Milliseconds of one step: per shape the measured batch sizes (ascending) and, for each, a row of quantiles on an even grid.
 
     Shapes are the kinds of step `first`, `second`, `steady` and `cut`; mel_frames: what each was fed, where the record says so;
-    captures: what its CUDA graphs take, where that was measured; wake_s: seconds to tell one caller of a batch of its result, and arrival_s:
-    seconds from when a chunk is due until an idle worker begins with it, and after_idle_s: what a step takes longer on a worker that was idle,
-    where a record measured in traffic says so.
+    captures: what its CUDA graphs take, where that was measured. Seconds, where a record measured in traffic says so: wake_s to tell one caller of a
+    batch of its result; arrival_s from when a chunk is due until it is queued; after_idle_s that a step takes longer on a worker that was idle;
+    dispatch_s and turnaround_s from when a batch may leave until a worker begins with it, one that was idle and one that was busy until then.
     """
 
     curves: dict[str, tuple[tuple[int, ...], Floats]]
@@ -80,6 +80,8 @@ class CostTable:
     wake_s: float = 0.0
     arrival_s: float = 0.0
     after_idle_s: float = 0.0
+    dispatch_s: float = 0.0
+    turnaround_s: float = 0.0
 
     @classmethod
     def from_record(cls, record: Record, stage: str = STAGE) -> CostTable:
@@ -158,7 +160,7 @@ class CostTable:
     def digest(self) -> str:
         """A short fingerprint: results that rest on different measurements must not be pooled."""
         plain: dict[str, Any] = {shape: [b, grid.tolist()] for shape, (b, grid) in sorted(self.curves.items())}
-        if any(traffic := [self.wake_s, self.arrival_s, self.after_idle_s]):
+        if any(traffic := [self.wake_s, self.arrival_s, self.after_idle_s, self.dispatch_s, self.turnaround_s]):
             plain["traffic"] = traffic
         if self.captures is not None:
             plain[CAPTURE] = [sorted(self.captures.by_batch.items()), self.captures.pool_bytes]

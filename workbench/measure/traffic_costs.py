@@ -6,14 +6,15 @@
 Why: beside live traffic a step costs more than in a loop that does nothing else. The load generator and the callers that are woken want the
 interpreter and, on a CPU, the caches and cores; between batches lie the settling of results and the wake-up of callers. Here the workers' own
 times are taken while real runs play. Sizes seen often enough replace the row of the lone loop; the others are scaled by the same factor. Also taken:
-how long after it was due a chunk reaches an idle worker (`arrival_delay_us`: the generator's and the threads' waking up, and the handing over), how much
-longer a step
-takes on a worker that was idle (`after_idle_us`; the rows are without it), and what telling one caller takes.
+how long after it was due a chunk is queued (`arrival_delay_us`: the generator's waking up and the handing over), how long after a batch may leave a
+worker begins with it, one that was idle (`dispatch_us`) and one that was busy until then (`turnaround_us`), how much longer a step takes on a worker that
+was idle (`after_idle_us`; the rows are without it), and what telling one caller takes.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,8 +37,7 @@ Times = tuple[float, float, float, float]
 def traffic_costs(
     recognizer: Recognizer, clips: Sequence[Samples], lone: Record, loads: Sequence[LoadConfig]
 ) -> Record:
-    """Play `loads` and return `lone` (a record of kind `costs`) corrected; `numbers` has `traffic_over_lone`, `arrival_delay_us`, `after_idle_us` and
-    `wake_us_per_item`.
+    """Play `loads` and return `lone` (a record of kind `costs`) corrected; `numbers` has `traffic_over_lone` and what `CostTable` reads of traffic.
 
     A load that was not carried or whose generator lagged still tells what its batches cost. Raises ConfigError without batching or where no
     size was seen often enough.
@@ -62,9 +62,11 @@ class TrafficWatch:
         self.busy_s: dict[tuple[str, int], list[float]] = {}
         self.after_idle: dict[tuple[str, int], list[bool]] = {}
         self.wake_s: list[float] = []
-        self.start_s: list[float] = []
+        self.dispatch_s: list[float] = []
+        self.turnaround_s: list[float] = []
         self.sent_late_s: list[float] = []
-        self._free_at = self._step_ended_at = float("inf")
+        self._delay_s = 1e-6 * recognizer.config.asr.batching.max_queue_delay_us
+        self._free_at = math.nan  # of the worker, after the step before; at first not known
 
     def play(self, clips: Sequence[Samples], loads: Sequence[LoadConfig]) -> None:
         """Play `loads` and watch; further calls add to what was seen."""
@@ -79,6 +81,14 @@ class TrafficWatch:
                 self.sent_late_s.append(1e-3 * (numbers["generator_late_p50_ms"] + numbers["push_p50_ms"]))
         finally:
             self._workers.watch = None
+
+    def add(self, other: TrafficWatch) -> None:
+        """Count what another watch of the same recogniser saw as seen."""
+        for cell in other.busy_s:
+            self.busy_s.setdefault(cell, []).extend(other.busy_s[cell])
+            self.after_idle.setdefault(cell, []).extend(other.after_idle[cell])
+        for name in ("wake_s", "dispatch_s", "turnaround_s", "sent_late_s"):
+            getattr(self, name).extend(getattr(other, name))
 
     def corrected(self, lone: Record) -> Record:
         """`lone` as `traffic_costs` returns it, by all that was seen. Raises ConfigError where no size was seen often enough."""
@@ -95,13 +105,20 @@ class TrafficWatch:
         # With one thread the next batch waits for the wake-ups, with several it does not.
         ended = thread_free if self.alone else lane_free
         self.busy_s.setdefault((kind, size), []).append(ended - begun)
-        self.after_idle.setdefault((kind, size), []).append(begun - self._step_ended_at > IDLE_S)
-        self._step_ended_at = ended
+        self.after_idle.setdefault((kind, size), []).append(begun - self._free_at > IDLE_S)
         self.wake_s.append((thread_free - lane_free) / len(batch.items))
-        arrived = batch.formed_at - batch.waited_s[0]
-        if batch.reason == "drain" and arrived > self._free_at:  # the worker was idle
-            self.start_s.append(begun - arrived)
-        self._free_at = thread_free
+        ready = self._ready_at(batch)
+        if ready > self._free_at:
+            self.dispatch_s.append(begun - ready)
+        elif ready <= self._free_at:
+            self.turnaround_s.append(begun - self._free_at)
+        self._free_at = ended
+
+    def _ready_at(self, batch: Any) -> float:
+        """When the batch might have left: complete, or as old as its oldest item may become."""
+        oldest, newest = batch.formed_at - batch.waited_s[0], batch.formed_at - batch.waited_s[-1]
+        full = batch.reason in ("capacity", "cohort")
+        return float(min(newest if full else math.inf, oldest + self._delay_s))
 
 
 def _corrected(lone: Record, watch: TrafficWatch) -> Record:
@@ -120,7 +137,10 @@ def _corrected(lone: Record, watch: TrafficWatch) -> Record:
     frames = {row["shape"]: row["mel_frames"] for row in lone.rows if "mel_frames" in row}
     rows += [_seen(shape, batch, ms, frames) for (shape, batch), ms in sorted(seen.items()) if shape in frames]
     wake_us = 0.0 if watch.alone else float(np.median(watch.wake_s)) * 1e6
-    delay_us = sum(float(np.median(late)) * 1e6 for late in (watch.start_s, watch.sent_late_s) if late)
+    arrival_us, dispatch_us, turnaround_us = (
+        float(np.median(seconds)) * 1e6 if seconds else 0.0
+        for seconds in (watch.sent_late_s, watch.dispatch_s, watch.turnaround_s)
+    )
     note = f"costs in traffic: {len(seen)} of {len(rows)} rows from the workers of paced runs, the others those of a lone loop × {factor:.2f}"
     return dataclasses.replace(
         lone,
@@ -128,7 +148,9 @@ def _corrected(lone: Record, watch: TrafficWatch) -> Record:
         numbers={
             **lone.numbers,
             "traffic_over_lone": factor,
-            "arrival_delay_us": delay_us,
+            "arrival_delay_us": arrival_us,
+            "dispatch_us": dispatch_us,
+            "turnaround_us": turnaround_us,
             "after_idle_us": 1e3 * after_idle_ms,
             "wake_us_per_item": wake_us,
         },

@@ -7,7 +7,7 @@ table of measured milliseconds per batch size; the queues, their rules and the l
     schedule = build_schedule(config.load, geometry, clip_samples)
     simulate(config, costs, schedule).numbers["latency_p95_ms"]
 
-One worker takes one batch at a time and is busy for its cost. The next chunk of an utterance is submitted when the one before it is
+One worker takes one batch at a time and is busy for its cost; it begins a little after the batch may leave, if the record says so. The next chunk of an utterance is submitted when the one before it is
 finished, as a live stream does, because a step needs the state that the step before it left. Where the step is graphed, a batch is
 padded up the ladder and costs what the padded one costs. A full queue ends the run with an error, as it does live.
 """
@@ -223,6 +223,8 @@ class _Run:
         self._backlog: dict[int, deque[int]] = {}
         self._running: Batch[int] | None = None
         self._done_at, self._idle_since = math.inf, -math.inf
+        self._dispatch_s, self._turnaround_s = worker.costs.dispatch_s, worker.costs.turnaround_s
+        self._takes_at: float | None = None  # when the worker begins with what may leave; None while nothing may
 
     def play(self) -> None:
         """Process events until every row has completed."""
@@ -230,7 +232,7 @@ class _Run:
         rows, row = len(due_s), 0
         while True:
             if self._running is None:
-                deadline = batcher.next_deadline()
+                deadline = batcher.next_deadline() if self._takes_at is None else self._takes_at
                 event = min(due_s[row] if row < rows else math.inf, math.inf if deadline is None else deadline)
                 if self._barrier is not None:
                     event = min(event, self._barrier.deadline)
@@ -246,10 +248,23 @@ class _Run:
                 self._let_in(self._barrier)
             if self._running is not None:
                 self._finish(now)
+            if not self._takes(now):
+                continue
             batch = batcher.next_batch(now)
             if batch is not None:
-                self._running = batch
+                self._running, self._takes_at = batch, None
                 self._done_at = now + self._worker.cost_s(batch.key, len(batch.items), now - self._idle_since)
+
+    def _takes(self, now: float) -> bool:
+        """Whether the worker, which is free, looks for a batch now: a turnaround after its last one, else a dispatch after a batch may leave."""
+        if not self._dispatch_s and not self._turnaround_s:
+            return True
+        if self._takes_at is None:
+            deadline, back_at = self._batcher.next_deadline(), self._idle_since + self._turnaround_s
+            if deadline is None or deadline > now:
+                return False
+            self._takes_at = back_at if now <= back_at else now + self._dispatch_s
+        return now >= self._takes_at
 
     def _arrive(self, row: int, now: float) -> None:
         utterance, barrier = self._utterance[row], self._barrier

@@ -3,10 +3,10 @@
     record = check_twin(loaded, config, costs, TwinCheck(streams=(8, 16, 24), seconds=10))
     record.numbers["p50_difference_max"], record.numbers["p95_difference_max"]     # shares of the measured value
 
-Every pair plays the same schedule, once against the recogniser in real time and once through the twin. The twin's costs are those of a lone loop
-corrected in traffic (`traffic_costs`) by two short runs, one just before and one just after the real one, with other phases and other numbers of
-streams: what a step takes drifts within minutes by more than the twin may be off. What the uncorrected costs would have given stands beside it. A real run whose generator lagged is no measurement: it is run again, and at last
-listed without a comparison.
+A pair is several short runs in real time, each beside the twin on the same schedule; p50 and p95 are means over the runs. The twin's costs are those
+of a lone loop corrected in traffic (`traffic_costs`): before every real run a run of as many seconds with other phases and an eighth fewer or more
+streams, in turn, since what a step takes drifts within seconds by more than the twin may be off. What the uncorrected costs would have given stands
+beside it. A real run whose generator lagged is no measurement: it is run again, and at last its pair is listed without a comparison.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from statistics import fmean
 from typing import Any, TypeVar
 
-from workbench.config import Config, LoadConfig, load_config, replace, to_dict
+from workbench.config import Config, load_config, replace, to_dict
 from workbench.errors import GeneratorLagged, LoadNotCarried, RecordError
+from workbench.measure import cost_table
 from workbench.measure.capacity_engines import still_collector
 from workbench.measure.cost_table import CostTable
 from workbench.measure.loadgen import build_schedule
@@ -38,7 +40,7 @@ QUIET_TIMEOUT_S = 180.0
 T = TypeVar("T")
 # Far beyond what is carried, latency is the length of the run: such a pair compares nothing and takes long to drain.
 PACED = PacedOptions(compare=False, most_late_share=0.5, drain_timeout_s=20.0)
-TRAFFIC = ("traffic_over_lone", "arrival_delay_us", "after_idle_us", "wake_us_per_item")
+TRAFFIC = ("traffic_over_lone", *cost_table.TRAFFIC)
 POINTS = ("latency_p50_ms", "latency_p95_ms")
 
 
@@ -53,12 +55,12 @@ class Batching:
 
 @dataclass(frozen=True)
 class TwinCheck:
-    """streams: the loads; seconds: of each run; traffic_s: of each of the two runs that correct its costs; batchings: the configurations; most_other_cores:
-    a run while other programs used more of the machine is waited for and run again (None: not looked at)."""
+    """streams: the loads; seconds: of each pair's real runs together, run_s: of one of them; batchings: the configurations; most_other_cores: a run
+    while other programs used more of the machine is waited for and run again (None: not looked at)."""
 
     streams: tuple[int, ...]
     seconds: float = 10.0
-    traffic_s: float = 6.0
+    run_s: float = 2.0
     most_other_cores: float | None = None
     batchings: tuple[Batching, ...] = (
         Batching("at once", 256, 0),
@@ -128,8 +130,7 @@ def check_twin(
                 level = replace(chosen, **{"load.streams": streams})
                 row: dict[str, Any] = {"batching": batching.name, "streams": streams}
                 try:
-                    found, cores = undisturbed(partial(_pair, recognizer, level, costs, clips, check), check)
-                    row |= {**found, "other_cores": cores}
+                    row |= _pair(recognizer, level, costs, clips, check)
                 except (GeneratorLagged, LoadNotCarried) as reason:
                     notes.append(f"{batching.name}, {streams} streams: not compared: {reason}")
                 rows.append(row)
@@ -178,16 +179,6 @@ def undisturbed(measure: Callable[[], T], check: TwinCheck) -> tuple[T, float | 
     raise GeneratorLagged(f"other programs used {cores:.2f} cores; allowed is {limit}")
 
 
-def _loads_beside(load: LoadConfig, seconds: float) -> tuple[LoadConfig, LoadConfig]:
-    """A quarter fewer and a quarter more streams, at least one, with other phases and clips."""
-    step = max(1, load.streams // 4)
-    fewer, more = max(1, load.streams - step), load.streams + step
-    return (
-        dataclasses.replace(load, streams=fewer, seconds=seconds, seed=load.seed + 1),
-        dataclasses.replace(load, streams=more, seconds=seconds, seed=load.seed + 2),
-    )
-
-
 def _configured(config: Config, batching: Batching, check: TwinCheck) -> Config:
     rows = max(2 * max(check.streams), config.asr.batching.state_arena_slots)
     return replace(
@@ -197,39 +188,69 @@ def _configured(config: Config, batching: Batching, check: TwinCheck) -> Config:
             "asr.batching.max_batch_size": batching.max_batch_size,
             "asr.batching.max_queue_delay_us": batching.max_queue_delay_us,
             "asr.batching.state_arena_slots": rows,
-            "load.seconds": check.seconds,
+            "load.seconds": min(check.run_s, check.seconds),
         },
     )
+
+
+@dataclass(frozen=True)
+class _Round:
+    """One real run, what the workers showed in the traffic before it, and the recogniser's counters around it."""
+
+    config: Config
+    real: Record
+    watch: TrafficWatch
+    batches: int
+    items: int
+
+
+def _round(recognizer: Recognizer, config: Config, clips: Sequence[Samples], number: int) -> _Round:
+    load, watch = config.load, TrafficWatch(recognizer)
+    step = max(1, load.streams // 8)
+    beside = max(1, load.streams + (step if number % 2 else -step))
+    watch.play(clips, [dataclasses.replace(load, streams=beside, seed=load.seed + 1000 + number)])
+    config = replace(config, **{"load.seed": load.seed + number})
+    before = recognizer.metrics.snapshot()
+    real = run_paced(recognizer, clips, config.load, options=PACED)
+    after = recognizer.metrics.snapshot()
+    return _Round(config, real, watch, after["batches"] - before["batches"], after["items"] - before["items"])
 
 
 def _pair(
     recognizer: Recognizer, config: Config, costs: Record, clips: Sequence[Samples], check: TwinCheck
 ) -> dict[str, Any]:
-    watch = TrafficWatch(recognizer)
-    fewer, more = _loads_beside(config.load, check.traffic_s)
-    watch.play(clips, [fewer])
-    before = recognizer.metrics.snapshot()
-    real = run_paced(recognizer, clips, config.load, options=PACED)
-    after = recognizer.metrics.snapshot()
-    watch.play(clips, [more])
+    rounds, others, watch = list[_Round](), list[float](), TrafficWatch(recognizer)
+    for number in range(max(1, round(check.seconds / config.load.seconds))):
+        found, cores = undisturbed(partial(_round, recognizer, config, clips, number), check)
+        rounds.append(found)
+        watch.add(found.watch)
+        others += [] if cores is None else [cores]
     corrected = watch.corrected(costs)
-    schedule = build_schedule(config.load, recognizer.loaded.geometry, [clip.size for clip in clips])
-    tables = CostTable.from_record(corrected), CostTable.from_record(costs)
-    twin, lone = (simulate(config, table, schedule) for table in tables)
-    batches = after["batches"] - before["batches"]
+    geometry, samples = recognizer.loaded.geometry, [clip.size for clip in clips]
+    schedules = [build_schedule(done.config.load, geometry, samples) for done in rounds]
+    twin, lone = (
+        [
+            simulate(done.config, CostTable.from_record(table), schedule)
+            for done, schedule in zip(rounds, schedules, strict=True)
+        ]
+        for table in (corrected, costs)
+    )
     row: dict[str, Any] = {
-        "batch_mean_real": (after["items"] - before["items"]) / max(1, batches),
-        "batch_mean_twin": twin.counters["batch_size_mean_items"],
-        "busy_share_twin": twin.numbers["busy_share"],
-        "generator_late_p50_ms": real.numbers["generator_late_p50_ms"],
+        "runs": len(rounds),
+        "batch_mean_real": sum(done.items for done in rounds) / max(1, sum(done.batches for done in rounds)),
+        "batch_mean_twin": fmean(run.counters["batch_size_mean_items"] for run in twin),
+        "busy_share_twin": fmean(run.numbers["busy_share"] for run in twin),
+        "generator_late_p50_ms": fmean(done.real.numbers["generator_late_p50_ms"] for done in rounds),
+        "other_cores": max(others, default=None),
         **{name: corrected.numbers[name] for name in TRAFFIC},
     }
     for name in POINTS:
-        measured, simulated = real.numbers[name], twin.numbers[name]
+        measured = fmean(done.real.numbers[name] for done in rounds)
+        simulated, uncorrected = (fmean(run.numbers[name] for run in runs) for runs in (twin, lone))
         row |= {
             f"{name.removesuffix('_ms')}_real_ms": measured,
             f"{name.removesuffix('_ms')}_twin_ms": simulated,
             f"{name.removesuffix('_ms')}_difference": simulated / measured - 1,
-            f"{name.removesuffix('_ms')}_difference_lone_costs": lone.numbers[name] / measured - 1,
+            f"{name.removesuffix('_ms')}_difference_lone_costs": uncorrected / measured - 1,
         }
     return row
