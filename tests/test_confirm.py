@@ -16,7 +16,7 @@ from test_study import HOST, SIZE, bowl
 from workbench.config import Config
 from workbench.encoder.graphed import attach, detach
 from workbench.encoder.options import GraphOptions
-from workbench.errors import GeneratorLagged, LoadNotCarried, StepTimeout
+from workbench.errors import DeviceMemoryError, GeneratorLagged, LoadNotCarried, StepTimeout
 from workbench.measure.cost_table import Captures
 from workbench.measure.costs import capture_rows
 from workbench.measure.offline_run import offline_costs, run_offline, thinned
@@ -130,7 +130,7 @@ class Mute(Scripted):
         return found
 
 
-def crowded(tmp_path: Path) -> Any:
+def crowded(tmp_path: Path, **changes: Any) -> Any:
     """A study of capacity: on the twin, batches of 32 carry 200 streams and the default 100."""
 
     def crowd(config: Config) -> Record:
@@ -144,6 +144,7 @@ def crowded(tmp_path: Path) -> Any:
         objectives=[{"number": "streams", "direction": "maximise"}],
         constraints=[{"number": "latency_p95_ms", "at_most": 100}],
         evaluate=crowd,
+        **changes,
     )
 
 
@@ -175,6 +176,36 @@ def test_a_level_that_was_measured_stays_though_the_generator_lags_there_with_an
     default = [row for row in live.rows if row["label"] == "default"]
     assert len({row["streams"] for row in default}) == 1 and all("held_below_streams" not in row for row in default)
     assert min(row["streams"] for row in live.rows if row["kept"] is None) < default[0]["streams"]
+
+
+def test_a_generator_that_lagged_with_short_chunks_holds_nobody_who_speaks_long_ones(tmp_path: Path) -> None:
+    class Paced(Mute):
+        def run(self, config: Config, what: Any) -> tuple[Record, dict[str, Any]]:
+            self.most = 60 if config.asr.att_context_size == (56, 0) else 600
+            return super().run(config, what)
+
+    short = {"document_example": {"asr": {**EXAMPLE["asr"], "att_context_size": [56, 0]}}}
+    live = confirm(crowded(tmp_path, compare=short), Paced(0), ConfirmOptions(rounds=1, finalists=1))
+    example, again = ([r for r in live.rows if r["label"] == label] for label in ("document_example", "best_again"))
+    assert [row["kept"] for row in example][:2] == [None, None] and example[-1]["streams"] <= 60
+    assert [row["kept"] for row in again] == [True] and again[0]["streams"] in (199, 200)
+    assert "held_below_streams" not in again[0]
+
+
+def test_a_configuration_that_the_device_refuses_is_asked_once_and_the_others_go_on(tmp_path: Path) -> None:
+    class Small(Scripted):
+        def run(self, config: Config, what: Any) -> tuple[Record, dict[str, Any]]:
+            found = super().run(config, what)
+            if config.asr.batching.max_batch_size == 32:
+                raise DeviceMemoryError("2480 rows need 14.5 GiB")
+            return found
+
+    result = crowded(tmp_path)
+    live = confirm(result, Small(lambda config: 10.0), ConfirmOptions(rounds=2, finalists=1))
+    told = [(row["label"], row["kept"]) for row in live.rows]
+    refused = [(name, None) for name in ("best", "document_example", "best_again")]
+    assert told == [("default", True), *refused, ("default", True)]
+    assert "14.5 GiB" in Outcome.of(result, live).data["headline"]
 
 
 def test_a_gain_over_a_configuration_that_its_own_limit_bounds_is_stated_as_the_least(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ The winner runs twice a round, under two names (A/A): what differs between the t
 direction, so that a slow half minute falls on all alike; the first has default and best at its front, should the time not be enough for more.
 
 In a study of capacity a configuration that breaks a limit goes on with fewer streams in its next turn. One whose load generator lagged does at
-once, and no other starts where a generator has lagged: that is the machine's bound, and the row says so (`held_below_streams`).
+once, and no other starts at a pace of chunks at which a generator has lagged: that is the machine's bound, and the row says so
+(`held_below_streams`). A configuration that the device refuses, for want of memory say, is a row with the reason and runs no more.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from workbench.config import Config, replace, to_dict
-from workbench.errors import GeneratorLagged, InputError, StepTimeout
+from workbench.errors import ConfigError, GeneratorLagged, InputError, StepTimeout
 from workbench.results import Record, environment
 from workbench.tuning.live_host import LiveHost, LiveRun
 from workbench.tuning.live_plan import STEP_DOWN_LAGGED, OfflinePlan, step_down
@@ -39,6 +40,7 @@ EXTRA_ROUNDS = 4
 TRIES_DOWN, TRIES_EQUAL = 6, 2
 # By the twin, where a study's trials do not say it: real time.
 _UNKNOWN_RTFX = 1.0
+OUTPUT_FRAME_S = 0.08
 
 
 @dataclass(frozen=True)
@@ -86,9 +88,11 @@ class _Confirmation:
         self.streams = {label: config.load.streams for label, config in self.entered.items()}
         self.rows: list[dict[str, Any]] = []
         self.notes: list[str] = []
-        # The lowest level at which the load generator lagged, and by label the level that it held a configuration below.
-        self.lagged: int | None = None
+        # The slowest pace in chunks a second at which the load generator lagged, and by label the streams that it held a configuration below.
+        self.lagged: float | None = None
         self.held: dict[str, int] = {}
+        # Configurations that the device refuses: a further run would be told the same.
+        self.refused: set[str] = set()
         self.loaded_notes = host.notes(result.default_config.asr)
         self.environment = environment()
         self.begun_s = clock()
@@ -151,7 +155,11 @@ class _Confirmation:
     def _turn(self, number: int) -> list[str]:
         """Who runs in a round, and in which order; in the rounds beyond the last only who has not found its level."""
         last = {row["label"]: row["kept"] for row in self.rows}
-        labels = [label for label in self.entered if number < self.options.rounds or last.get(label) is not True]
+        labels = [
+            label
+            for label in self.entered
+            if label not in self.refused and (number < self.options.rounds or last.get(label) is not True)
+        ]
         return labels[:: -1 if number % 2 else 1]
 
     def _take_turn(self, label: str, number: int) -> bool:
@@ -178,8 +186,12 @@ class _Confirmation:
         self.keep(self.record())
         if isinstance(error, GeneratorLagged):
             if self.spec.finds_capacity:
-                self.lagged = min(row["streams"], self.lagged or row["streams"])
+                pace = row["streams"] / _chunk_s(self.entered[label])
+                self.lagged = min(pace, self.lagged or pace)
             return False
+        if isinstance(error, ConfigError):
+            self.refused.add(label)
+            return True
         if isinstance(error, StepTimeout) and self.plan is not None:
             if any(other["kept"] is not None for other in self.rows):
                 return True  # the others have done this many: fewer would not compare
@@ -195,9 +207,10 @@ class _Confirmation:
         limits stays."""
         if any(row["label"] == label and row["kept"] for row in self.rows):
             return
-        if self.lagged is not None and self.streams[label] >= self.lagged:
-            self.held[label] = self.lagged
-            self.streams[label] = max(1, int(self.lagged * STEP_DOWN_LAGGED))
+        chunk_s = _chunk_s(self.entered[label])
+        if self.lagged is not None and self.streams[label] / chunk_s >= self.lagged:
+            self.held[label] = round(self.lagged * chunk_s)
+            self.streams[label] = max(1, int(self.lagged * chunk_s * STEP_DOWN_LAGGED))
 
     def _measured(self, label: str, number: int) -> tuple[dict[str, Any], Exception | None]:
         """One run as a row; kept: whether it kept every limit that could be measured, None if nothing was, with the error that says why."""
@@ -249,6 +262,12 @@ class _Confirmation:
         return [
             f"real runs: {self.plan.count} of {work.recordings} recordings of each set, the same for every configuration and distributed alike{few}"
         ]
+
+
+def _chunk_s(config: Config) -> float:
+    """Seconds of a chunk: a generator's pace is that of chunks, and configurations of one study may differ in look-ahead."""
+    context = config.asr.att_context_size
+    return OUTPUT_FRAME_S * (1 + (context[1] if context else 0))
 
 
 def contestants(result: StudyResult, finalists: int) -> dict[str, Config]:

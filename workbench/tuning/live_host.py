@@ -5,7 +5,7 @@
     record, graphs = host.run(config, LiveRun())
 
 One host serves many studies: a model is loaded once and moved to another look-ahead where that is all that changes; its graphs go on to serve the
-next recogniser.
+next recogniser while the device has room. Python's garbage collector rests during a run, or its pauses would be the generator's.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import torch
 from workbench.config import AsrConfig, Config
 from workbench.encoder.graphed import set_streaming_cuda_graphs
 from workbench.errors import LoadNotCarried, StepTimeout
+from workbench.measure.capacity_engines import still_collector
 from workbench.measure.cost_table import Captures
 from workbench.measure.costs import capture_rows
 from workbench.measure.offline_run import run_offline
@@ -90,9 +91,9 @@ class LiveHost:
         Raises GeneratorLagged as soon as it is certain, and StepTimeout if recordings are not done in time.
         """
         loaded = self.model(config.asr)
-        if not config.asr.cuda_graphs:
-            set_streaming_cuda_graphs(loaded.model, False)
-        with Recognizer(loaded, config) as recognizer:
+        if not config.asr.cuda_graphs or _crowded(loaded):
+            set_streaming_cuda_graphs(loaded.model, False)  # frees what earlier recognisers captured
+        with still_collector(), Recognizer(loaded, config) as recognizer:
             recognizer.warm_up()
             graphs = _graphs(recognizer)
             if what.work is not None:
@@ -123,6 +124,15 @@ def measured_tf32(costs: Iterable[Record]) -> bool | None:
 
 def _has_tf32(loaded: LoadedModel) -> bool:
     return loaded.device != "cpu" and loaded.dtype == "float32"
+
+
+def _crowded(loaded: LoadedModel) -> bool:
+    """Whether less than half of the device's memory is free: the graphs of earlier configurations stay until then."""
+    if loaded.device == "cpu":
+        return False
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(torch.device(loaded.device))
+    return free < total / 2
 
 
 def _graphs(recognizer: Recognizer) -> dict[str, float]:
