@@ -149,7 +149,7 @@ assert mixed.counters["failures"] == {} and mixed.numbers["step_p50_ms_late"] <=
 # %% [markdown]
 # ## Live streams at 80 ms, and why the first chunk matters
 # Open-loop load, fp32 with TF32, a thread per stream, staggered starts, 10 s a level. First NeMo's step as the bit-exact graph, then `asr.encoder: resident` (tutorial 9):
-# the same recogniser on the same host.
+# the same recogniser on another host.
 
 # %%
 paced, resident, costs = (records[name] for name in ("paced", "paced_resident", "stage_costs"))
@@ -163,7 +163,7 @@ columns = {
 live = pd.concat(
     [pd.DataFrame(paced.rows).assign(step="bit-exact graph"), pd.DataFrame(resident.rows).assign(step="resident")]
 )
-assert [row["late_share"] for row in resident.rows] == [0.0] * 4 and paced.rows[-1]["late_share"] > 0.01
+assert [row["late_share"] for row in resident.rows] == [0.0] * 4 and paced.rows[-1]["late_share"] < 0.001
 assert all(
     fast["latency_p95_ms"] < exact["latency_p95_ms"] / 3 for exact, fast in zip(paced.rows, resident.rows, strict=True)
 )
@@ -191,16 +191,21 @@ print("at every size a first chunk costs at most a tenth more than a steady one:
 
 # %% [markdown]
 # ## How many streams does an H200 carry?
-# At most 0.1 % of chunks late by one chunk, p95 of the final result within 1 s. Levels of 12 s (resident engine 8 s) instead of the 120 s of the default rule, one run a level,
-# three hosts. NeMo's own loop, eager with everything due in one batch, carries one stream at 80 ms, since two of its steps of 44 ms do not fit into a chunk, and 1,536
-# at 1.12 s, where a batch of 139 shares the launches. There the fused search stopped between 921 and 1,842, so whether it carries more than NeMo's loop is open. The resident
-# engine met no limit, without receiving audio and writing text.
+# At most 0.1 % of chunks late by one chunk, p95 of the final result within 1 s. One run a level, several hosts: 120 s for the resident engine, as the default rule wants, 12 s
+# for the others. NeMo's own loop, eager with everything due in one batch, carries one stream at 80 ms, since two of its steps of 44 ms do not fit into a chunk, and 1,536
+# at 1.12 s, where a batch of 139 shares the launches; the fused pipeline fails there at 1,536 and carries 1,344. The resident engine was asked for 2,000 and 10,000 streams
+# and carried both without a late chunk; it neither receives audio nor writes text.
 
 # %%
 capacity = records["capacity"]
 carried = {name.removesuffix("_streams"): count for name, count in capacity.numbers.items()}
 assert carried["fused_80ms"] == 115 and carried["staged_80ms"] == 57 and carried["nemo_loop_80ms"] == 1
-assert carried["nemo_loop_1120ms"] > carried["fused_1120ms"] == carried["staged_1120ms"]
+assert carried["nemo_loop_1120ms"] > carried["fused_1120ms"] > carried["staged_1120ms"]
+asked = {row["search"]: row for row in capacity.rows if row["search"].startswith("resident")}
+assert [(row["streams"], row["passed"], row["late_share"]) for row in asked.values()] == [
+    (2000, "yes", 0.0),
+    (10000, "yes", 0.0),
+]
 record_figure(capacity)
 
 # %% [markdown]
@@ -233,11 +238,11 @@ print("three tests that need two GPUs were skipped")
 
 # %% [markdown]
 # ## What is not measured here
-# - **Live streams by the full rule.** Levels ran for 8 to 12 s and not 120 s, each once. Searches ended by time: see the hollow markers.
-# - **The studies in real runs.** `latency_80ms` has one round of real runs; in `capacity_slo` the load generator lagged at 232 and at 334 streams, so its gain is the
-#   twin's; the others are the twin's. Above 64 streams the twin is too low (tutorial 7).
-# - **A trained 0.6 B model.** Weights were random: timing and memory are meaningful, transcripts are not. Word error rates of the shipped demo
-#   model are in its model card; `transcribed_speech` is of an earlier demo model and supports only how many texts differ.
+# - **Live streams by the full rule.** Only the resident engine ran for 120 s, one level each, so its limit is not known. The other searches ended by time: see the hollow markers.
+# - **Two of the studies in real runs.** In `capacity_slo` the load generator lagged above 84 streams and in `pareto` the best found no memory beside older graphs, so their
+#   gains are the twin's. Above 64 streams the twin is too low (tutorial 7).
+# - **A trained 0.6 B model.** Weights were random: timing and memory are meaningful, transcripts are not. Texts of the shipped demo model by every kind of step are in
+#   `transcribed_speech`.
 # - **Receiving audio, resampling, writing text.** Outside every figure here; front end and decoder are in the live figures.
 # - **Other GPUs.** One kind of GPU, several hosts; the eager encoder step takes 23 ms on one and 36 ms on another.
 

@@ -13,6 +13,7 @@ from workbench.config import load_config, replace
 from workbench.errors import ConfigError, RecordError
 from workbench.geometry import StreamGeometry
 from workbench.measure.cost_book import CostBook
+from workbench.measure.cost_table import TRAFFIC
 from workbench.measure.offline_twin import OfflineCosts, long_tailed_lengths, simulate_offline
 from workbench.results import Record
 
@@ -90,7 +91,7 @@ def test_a_key_that_is_searched_is_never_taken_for_another_value() -> None:
 
 @pytest.mark.parametrize(
     ("part", "key", "value"),
-    [("numbers", name, value) for name in ("after_idle_us", "arrival_delay_us", "wake_us_per_item") for value in ("x", None, [1], -1.0, math.nan, math.inf)]
+    [("numbers", name, value) for name in TRAFFIC for value in ("x", None, [1], -1.0, math.nan, math.inf)]
     + [("row", name, value) for name in ("ms_p50", "batch", "mel_frames", "samples_ms") for value in ("x", [None], {"a": 1})]
     + [("row", "batch", math.inf), ("row", "batch", 1e300), ("row", "shape", None), ("row", "audio_s", "x"), ("row", "audio_s", math.nan)]
     + [("geometry", "hop_samples", value) for value in (0, -1, 0.5, "x", [], math.inf, None)]

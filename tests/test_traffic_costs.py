@@ -108,6 +108,31 @@ def test_what_a_step_takes_longer_on_an_idle_worker_is_told_apart(model, lone):
     assert CostTable.from_record(costs).after_idle_s == pytest.approx(0.002)
 
 
+def test_what_a_worker_takes_to_begin_is_told_apart_by_what_it_did_before(model, lone):
+    """In turn a batch that arrives at an idle worker (begun 0.4 ms later) and one that waited while it was busy (begun 0.1 ms after it)."""
+    config = recognizer_for(model, *BATCHED, "asr.batching.max_queue_delay_us=5000", slots=1)
+    with config as recognizer:
+        watch = TrafficWatch(recognizer)
+        key = step_key(model.geometry, model.geometry.chunk(5))
+
+    def play(reason, waited_s, begun_s):
+        batch = SimpleNamespace(key=key, items=waited_s, reason=reason, formed_at=begun_s, waited_s=waited_s)
+        watch("step", batch, (begun_s, 0.0, begun_s + 0.010, begun_s + 0.010))
+
+    for number in range(2 * ENOUGH):
+        at_s = 0.08 * number
+        play("deadline", [0.0054], at_s)  # its delay of 5 ms was over 0.4 ms ago
+        play("capacity", [0.009, 0.004], at_s + 0.0101)  # full since 6.1 ms after the one before began
+    assert watch.dispatch_s == pytest.approx([0.0004] * (2 * ENOUGH - 1))  # the past of the very first is not known
+    assert watch.turnaround_s == pytest.approx([0.0001] * (2 * ENOUGH))
+    other = TrafficWatch(recognizer)
+    other.add(watch)
+    numbers = other.corrected(lone).numbers
+    assert numbers["dispatch_us"] == pytest.approx(400.0) and numbers["turnaround_us"] == pytest.approx(100.0)
+    table = CostTable.from_record(other.corrected(lone))
+    assert (table.dispatch_s, table.turnaround_s) == (pytest.approx(0.0004), pytest.approx(0.0001))
+
+
 def test_the_twin_is_held_against_real_runs(model, clips, lone):
     config = load_config({}, ["asr.model=tiny", "asr.device=cpu", "asr.max_symbols=3"])
     check = TwinCheck((1, 2), seconds=4.0, run_s=2.0, batchings=(Batching("at once", 8, 0), Batching("wait", 8, 8000)))
@@ -128,6 +153,7 @@ def test_the_twin_is_held_against_real_runs(model, clips, lone):
     assert record.numbers["p50_difference_max"] == pytest.approx(worst)
     assert all(row["traffic_over_lone"] > 0 and row["arrival_delay_us"] > 0 for row in compared)
     assert record.counters["costs"] == lone.rows
+    assert {row["runs"] for row in compared} == {2} and record.numbers["seconds"] == 4.0
 
 
 def test_a_step_slowed_by_a_known_amount_shows_up_in_every_paced_latency(model, clips):

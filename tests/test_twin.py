@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from workbench.config import Config, LoadConfig, load_config, replace
 from workbench.errors import ConfigError, RecordError
 from workbench.geometry import StreamGeometry
+from workbench.measure.cost_table import TRAFFIC
 from workbench.measure.loadgen import Schedule, build_schedule, run_record
 from workbench.measure.twin import CostTable, _step_keys, simulate, twin_runner
 from workbench.results import Record
@@ -237,13 +238,68 @@ def test_what_capturing_the_ladder_takes_is_told_where_it_was_measured() -> None
     assert table.digest() != costs({1: 1.0}).digest()
 
 
-@pytest.mark.parametrize("name", ["wake_us_per_item", "arrival_delay_us", "after_idle_us"])
+@pytest.mark.parametrize("name", TRAFFIC)
 def test_costs_that_differ_in_what_traffic_adds_are_not_pooled(name: str) -> None:
     rows = [{"stage": "step", "batch": 1, "shape": "steady", "ms_p50": 1.0, "ms_p95": 1.0}]
     found = [
         CostTable.from_record(Record(kind="costs", rows=rows, numbers={name: us})).digest() for us in (0.0, 1.0, 2.0)
     ]
     assert len(set(found)) == 3 and found[0] == costs({1: 1.0}).digest()
+
+
+def handed_over(ms: float, **microseconds: float) -> CostTable:
+    """One step whatever the batch, and what handing a batch over takes a worker."""
+    rows = [{"stage": "step", "batch": b, "shape": "steady", "ms_p50": ms, "ms_p95": ms} for b in (1, 8)]
+    return CostTable.from_record(Record(kind="costs", rows=rows, numbers=microseconds))
+
+
+def test_an_idle_worker_begins_a_dispatch_after_a_batch_may_leave_and_takes_who_came_meanwhile() -> None:
+    config = configured(1)
+    schedule = scheduled(config, [64_000])
+    assert simulate(config, handed_over(10.0, dispatch_us=700.0), schedule).numbers["latency_p99_ms"] == pytest.approx(
+        10.7
+    )
+    waiting = replace(config, **{"asr.batching.max_queue_delay_us": 5000})
+    assert simulate(waiting, handed_over(10.0, dispatch_us=700.0), schedule).numbers["latency_p99_ms"] == pytest.approx(
+        15.7
+    )
+    crowd = configured(6, seconds=8.0)
+    alike = scheduled(crowd, [128_000])
+    sizes = [
+        simulate(crowd, handed_over(1.0, dispatch_us=us), alike).counters["batch_size_mean_items"]
+        for us in (0.0, 20_000.0)
+    ]
+    assert sizes[1] > 1.5 * sizes[0]
+
+
+def test_a_busy_worker_turns_around_before_its_next_batch_and_an_idle_one_does_not() -> None:
+    """Two streams due at the same moment, one a batch: the second waits for the first, and for the worker to come back."""
+    config = configured(2, starts="aligned", max_batch_size=1)
+    schedule = scheduled(config, [64_000])
+    table = handed_over(10.0, dispatch_us=300.0, turnaround_us=2000.0)
+    found = np.asarray(completions(simulate(config, table, schedule)))
+    assert found.min() == pytest.approx(10.3) and found.max() == pytest.approx(10.3 + 2.0 + 10.0)
+
+
+@given(
+    streams=st.integers(1, 6),
+    delay_us=st.sampled_from([0, 3000, 20_000]),
+    dispatch_us=st.floats(0, 3000),
+    turnaround_us=st.floats(0, 3000),
+    cap=st.integers(1, 8),
+)
+@settings(max_examples=40, deadline=None)
+def test_handing_over_loses_nothing_and_never_makes_a_lone_stream_faster(
+    streams: int, delay_us: int, dispatch_us: float, turnaround_us: float, cap: int
+) -> None:
+    config = configured(streams, seconds=2.0, max_queue_delay_us=delay_us, max_batch_size=cap)
+    schedule = scheduled(config)
+    plain = simulate(config, handed_over(4.0), schedule)
+    found = simulate(config, handed_over(4.0, dispatch_us=dispatch_us, turnaround_us=turnaround_us), schedule)
+    assert found.counters["items"] == plain.counters["items"]
+    assert found.numbers["latency_n"] == plain.numbers["latency_n"] and min(completions(found)) >= 4.0 - 1e-6
+    if streams == 1:
+        assert all(a >= b - 1e-6 for a, b in zip(completions(found), completions(plain), strict=True))
 
 
 def test_coordinated_streams_wait_for_each_other_and_lone_ones_do_not() -> None:

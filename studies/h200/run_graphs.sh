@@ -17,7 +17,7 @@ jobs=("test_decoder_beside_graphs.py" "test_graphed_equality.py:not large_gpu" "
   "test_graphed_safety.py:not compile" "test_graphed_safety.py:compile" "test_graphed_two_gpus.py"
   "test_pipelines_gpu.py:rnnt and not 320ms" "test_pipelines_gpu.py:320ms" "test_pipelines_gpu.py:not rnnt"
   "test_resident_gpu.py:equals_nemo" "test_resident_gpu.py:crowd or bitwise" "test_resident_gpu.py:ten_thousand"
-  "test_resident_load_gpu.py")
+  "test_resident_load_gpu.py" "test_resident_int8_gpu.py")
 all_tests() {
   local number file select status=0 pids=()
   for number in "${!jobs[@]}"; do
