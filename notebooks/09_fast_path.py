@@ -139,8 +139,14 @@ words = pd.DataFrame(spoken.rows)
 words["look-ahead"] = [f"{80 * (right + 1)} ms" for _, right in words.context]
 assert (words[words.run.isin(["graphed", "resident"])].texts_unlike_eager_fp32 == 0).all()
 assert words.texts_unlike_eager_fp32.max() == words[words.run == "eager_bf16"].texts_unlike_eager_fp32.max()
-words.pivot_table(index="run", columns="look-ahead", values=["texts_unlike_eager_fp32", "wer"], sort=False).rename(
-    columns={"texts_unlike_eager_fp32": "texts unlike eager fp32, of 60", "wer": "word error rate"}
+words["word error rate"] = words.wer.map("{:.1%}".format)
+words["texts unlike eager fp32, of 60"] = words.texts_unlike_eager_fp32
+words.pivot_table(
+    index="run",
+    columns="look-ahead",
+    values=["texts unlike eager fp32, of 60", "word error rate"],
+    aggfunc="first",
+    sort=False,
 )
 
 # %% [markdown]

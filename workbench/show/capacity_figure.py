@@ -11,7 +11,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator
 
 from workbench.errors import RecordError
 from workbench.results import Record
@@ -48,15 +48,15 @@ def _several(searches: Mapping[str, Rows]) -> Figure:
         found = re.search(r"(?:^|_)(\d+)ms", name)
         groups.setdefault(found[1] if found else "", []).append(name)
     groups = dict(sorted(groups.items(), key=lambda group: int(group[0] or 0)))
+    looks = {short: number for number, short in enumerate(dict.fromkeys(map(_short, searches)))}  # one look an engine
     heights = [1.6 + 0.5 * len(names) for names in groups.values()]
     figure = Figure(figsize=(11.0, sum(heights)), layout="constrained")
     panels = figure.subplots(len(groups), 2, squeeze=False, height_ratios=heights)
     for (chunk, names), (bars, latency) in zip(groups.items(), panels, strict=True):
-        for number, name in enumerate(names):
-            short = re.sub(r"_\d+ms", "", name).replace("_", " ")
-            _carried_bar(bars, len(names) - 1 - number, searches[name], number)
-            _levels(latency, searches[name], number, ("latency_p95_ms", 1.0), short, outside=False)
-        labels = [re.sub(r"_\d+ms", "", name).replace("_", " ") for name in names]
+        labels = [_short(name) for name in names]
+        for number, (name, short) in enumerate(zip(names, labels, strict=True)):
+            _carried_bar(bars, len(names) - 1 - number, searches[name], looks[short])
+            _levels(latency, searches[name], looks[short], ("latency_p95_ms", 1.0), short, outside=False)
         bars.set_yticks(range(len(names) - 1, -1, -1), labels)
         bars.set(xscale="log", xlabel="live streams carried; hollow: the first level above that failed")
         bars.margins(y=0.12)
@@ -67,6 +67,11 @@ def _several(searches: Mapping[str, Rows]) -> Figure:
         latency.margins(x=0.12, y=0.2)
         latency.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
+
+
+def _short(name: str) -> str:
+    """The name of a search without its chunk."""
+    return re.sub(r"_\d+ms", "", name).replace("_", " ")
 
 
 def _carried_bar(axes: Axes, place: int, rows: Rows, number: int) -> None:
@@ -122,6 +127,7 @@ def _latency_axes(latency: Axes) -> None:
     latency.set_yscale("log")
     latency.set(xlabel="live streams", ylabel="chunk latency p95, ms")
     _plain_ticks(latency)
+    latency.yaxis.set_minor_locator(LogLocator(subs=(2.0, 5.0)))  # 3 and 4, 8 and 9 would touch
     latency.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     latency.tick_params(axis="y", which="minor", labelsize=7)
 
