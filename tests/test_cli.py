@@ -282,7 +282,8 @@ def test_capacity_of_the_twin_and_of_the_recogniser(run, project, tmp_path):
     ("arguments", "words"),
     [
         (["--engine", "cpp"], "allowed are pipeline, nemo-loop, resident, twin"),
-        (["--engine", "twin"], "a cost record goes with"),
+        (["--engine", "twin"], "--engine twin: needs a cost record: add --costs FILE"),
+        (["--costs", "studies/h200/stage_costs.json"], "--engine pipeline: takes no --costs"),
         (["--seconds", "0"], "allowed are seconds above 0 to 86400"),
         (["--seconds", "1e9"], "allowed are seconds above 0 to 86400"),
         (["--resolution", "1"], "a resolution above 0 and below 1"),

@@ -126,6 +126,13 @@ def test_a_capacity_study_takes_default_example_and_finalists_to_their_own_limit
     )
 
 
+def test_the_objective_itself_is_not_called_its_own_reason(tmp_path: Path) -> None:
+    result = tune(Config(), capacity_spec(), crowd, folder=tmp_path, progress=False)
+    assert STREAMS not in result.importance and set(result.importance) <= {SIZE}
+    latency = run(spec_of(budget={"trials": 30}), bowl, tmp_path / "latency")
+    assert set(latency.importance) <= {SIZE, DELAY} and latency.importance
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

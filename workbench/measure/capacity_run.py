@@ -50,7 +50,8 @@ def capacity_configured(
     if run.engine not in (*ENGINES, ALONE):
         raise ConfigError(f"--engine: got {run.engine!r}; allowed are {', '.join((*ENGINES, ALONE))}")
     if (run.engine == ALONE) != (simulate is not None):
-        raise ConfigError(f"--costs: a cost record goes with --engine twin, and with it only; got {run.engine!r}")
+        missing = "needs a cost record: add --costs FILE" if simulate is None else "takes no --costs: it runs for real"
+        raise ConfigError(f"--engine {run.engine}: {missing}")
 
     def on_level(so_far: Record, level: LevelRun) -> None:
         if run.output is not None:

@@ -112,7 +112,9 @@ def read_manifest(path: str | Path) -> Found:
         try:
             items.append(_manifest_item(path, number, json.loads(line)))
         except json.JSONDecodeError as error:
-            errors.append(AudioError(path, f"not JSON ({error.msg} at column {error.colno})", number))
+            errors.append(
+                AudioError(path, f"not JSON ({error.msg.removesuffix(' at')} at column {error.colno})", number)
+            )
         except AudioError as error:
             errors.append(error)
         except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets thousands deep

@@ -68,9 +68,11 @@ def _facts(outcome: Outcome) -> list[Fact]:
         if found is not None:
             kept = "" if section[where].get("keeps_limits", True) else ", breaks a limit"
             facts.append(Fact(f"{plots.title(number)}, {_named(name)}", f"{found:.4g}", f"{_where(where)}{kept}"))
-    noise = data["noise"]["live_again_difference_share"] or data["noise"]["twin_again_difference_share"]
-    if noise is not None:
-        facts.append(Fact("the same configuration twice (A/A)", f"{noise:.1%}", "differences below this are noise"))
+    noise = {where: data["noise"][f"{where}_again_difference_share"] for where in ("live", "twin")}
+    where = "live" if noise["live"] is not None else "twin"
+    if noise[where] is not None:
+        note = f"{_where(where)}: differences below this are noise"
+        facts.append(Fact("the same configuration twice (A/A)", f"{noise[where]:.1%}", note))
     return facts
 
 

@@ -276,7 +276,8 @@ def _trial_row(space: Space, trial: FrozenTrial) -> TrialRow | None:
 
 
 def _importance(space: Space, trials: Sequence[TrialRow]) -> dict[str, float]:
-    """Per key the share of the variance of the first objective that its value alone explains, scaled to a sum of 1."""
+    """Per key the share of the variance of the first objective that its value alone explains, scaled to a sum of 1. A key that is the
+    objective itself, as streams in a study of capacity, explains nothing and is left out."""
     rows = [trial for trial in trials if trial.values and trial.feasible and trial.duplicate_of is None]
     if len(rows) < _FEW_TRIALS:
         return {}
@@ -284,6 +285,7 @@ def _importance(space: Space, trials: Sequence[TrialRow]) -> dict[str, float]:
     found = {
         p.path: _explained(np.asarray([_ordinal(p.choices, trial.params[p.path]) for trial in rows]), heights)
         for p in space.parameters
+        if any(trial.params[p.path] != height for trial, height in zip(rows, heights.tolist(), strict=True))
     }
     total = sum(found.values())
     return {path: value / total for path, value in found.items()} if total > 0 else {}
