@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import time
 from types import SimpleNamespace
 
@@ -9,7 +11,7 @@ import pytest
 from small_models import recognizer_for, rnnt, shipped_clips
 
 from workbench.config import LoadConfig, load_config
-from workbench.errors import ConfigError, GeneratorLagged, RecordError
+from workbench.errors import ConfigError, GeneratorLagged, RecordError, StepTimeout
 from workbench.geometry import StreamGeometry
 from workbench.measure.cost_table import CostTable
 from workbench.measure.costs import measure_costs
@@ -123,14 +125,142 @@ def test_what_a_worker_takes_to_begin_is_told_apart_by_what_it_did_before(model,
         at_s = 0.08 * number
         play("deadline", [0.0054], at_s)  # its delay of 5 ms was over 0.4 ms ago
         play("capacity", [0.009, 0.004], at_s + 0.0101)  # full since 6.1 ms after the one before began
-    assert watch.dispatch_s == pytest.approx([0.0004] * (2 * ENOUGH - 1))  # the past of the very first is not known
-    assert watch.turnaround_s == pytest.approx([0.0001] * (2 * ENOUGH))
+    assert watch.told().dispatch_s == pytest.approx(
+        [0.0004] * (2 * ENOUGH - 1)
+    )  # the past of the very first is not known
+    assert watch.told().turnaround_s == pytest.approx([0.0001] * (2 * ENOUGH))
     other = TrafficWatch(recognizer)
     other.add(watch)
     numbers = other.corrected(lone).numbers
     assert numbers["dispatch_us"] == pytest.approx(400.0) and numbers["turnaround_us"] == pytest.approx(100.0)
     table = CostTable.from_record(other.corrected(lone))
     assert (table.dispatch_s, table.turnaround_s) == (pytest.approx(0.0004), pytest.approx(0.0001))
+
+
+@pytest.fixture
+def play(model):
+    """(watch, tell): tell the watch of a batch that began when, took `busy_s`, whose items had waited so long when it was formed."""
+    with recognizer_for(model, *BATCHED, "asr.batching.max_queue_delay_us=5000", slots=1) as recognizer:
+        watch, geometry = TrafficWatch(recognizer), model.geometry
+
+    def tell(begun_s, waited_s=(0.005,), reason="deadline", busy_s=0.010, chunk=5):
+        key = step_key(geometry, geometry.chunk(chunk))
+        batch = SimpleNamespace(key=key, items=waited_s, reason=reason, formed_at=begun_s, waited_s=list(waited_s))
+        watch("step", batch, (begun_s, 0.0, begun_s + busy_s, begun_s + busy_s))
+
+    return watch, tell
+
+
+def test_batches_that_are_told_in_another_order_than_they_began_say_the_same(play, lone):
+    watch, tell = play
+    begun = [0.04 * pair + later for pair in range(ENOUGH) for later in (0.0, 0.0101)]
+    for first, second in zip(
+        begun[::2], begun[1::2], strict=True
+    ):  # the thread of the first was still waking its callers
+        tell(second, (0.009,))
+        tell(first)
+    told = watch.told()
+    assert told.turnaround_s == pytest.approx([0.0001] * ENOUGH)
+    assert [idle for _, idle in told.steps["steady", 1]] == [False, False, *[True, False] * (ENOUGH - 1)]
+
+
+def test_several_workers_may_tell_at_once(play, lone):
+    import threading
+
+    watch, tell = play
+    threads = [threading.Thread(target=lambda: [tell(0.02 * n) for n in range(500)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(watch.told().steps["steady", 1]) == 2000
+    assert CostTable.from_record(watch.corrected(lone)).turnaround_s == 0.0, "never less than no time"
+
+
+def test_a_cohort_that_others_joined_while_the_worker_was_idle_does_not_say_when_it_was_complete(play):
+    watch, tell = play
+    for number in range(ENOUGH):
+        tell(0.08 * number, (0.0003, 0.0001), "cohort")
+    assert watch.told().dispatch_s == [] == watch.told().turnaround_s
+    tell(0.08 * ENOUGH, (0.0003,), "cohort")
+    assert watch.told().dispatch_s == pytest.approx([0.0003])
+    tell(0.08 * ENOUGH + 0.0102, (0.009, 0.008), "cohort")
+    assert watch.told().turnaround_s == pytest.approx([0.0002])
+
+
+def test_a_short_step_never_costs_less_than_nothing_for_having_been_idle(play, lone):
+    """Steady steps take 10 ms longer on an idle worker, first ones, seen on an idle worker alone, 4 ms in all."""
+    watch, tell = play
+    for number in range(2 * ENOUGH):
+        at_s = 0.2 * number
+        tell(at_s, busy_s=0.020)
+        tell(at_s + 0.0201, busy_s=0.010)
+        tell(at_s + 0.1, busy_s=0.004, chunk=0)
+    costs = watch.corrected(lone)
+    assert costs.numbers["after_idle_us"] == pytest.approx(10_000)
+    table = CostTable.from_record(costs)
+    assert table.quantiles_ms("first", 1)[128] == pytest.approx(2.0)
+    assert table.quantiles_ms("steady", 1)[128] == pytest.approx(10.0)
+
+
+def test_rows_that_do_not_say_their_frames_are_corrected_too(play, lone):
+    bare = Record("costs", rows=[{k: v for k, v in row.items() if k != "mel_frames"} for row in lone.rows])
+    watch, tell = play
+    for number in range(ENOUGH):
+        tell(0.08 * number)
+    rows = watch.corrected(bare).rows
+    assert {(r["shape"], r["batch"]) for r in rows} == {(r["shape"], r["batch"]) for r in bare.rows}
+    seen = next(row for row in rows if (row["shape"], row["batch"]) == ("steady", 1))
+    assert seen["ms_p50"] == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize("why", [ConfigError("not often enough"), StepTimeout("the backlog did not drain")])
+def test_a_pair_that_cannot_be_compared_is_listed_and_the_others_go_on(model, clips, lone, monkeypatch, why):
+    from workbench.measure import twin_check
+
+    plain, told = twin_check._round, list[str]()
+
+    def rounds(recognizer, config, *rest):
+        if config.load.streams == 2 and isinstance(why, StepTimeout):
+            raise why
+        done = plain(recognizer, config, *rest)
+        return done if config.load.streams == 1 else dataclasses.replace(done, watch=TrafficWatch(recognizer))
+
+    monkeypatch.setattr(twin_check, "_round", rounds)
+    config = load_config({}, ["asr.model=tiny", "asr.device=cpu", "asr.max_symbols=3"])
+    check = TwinCheck((2, 1), seconds=2.0, batchings=(Batching("at once", 8, 0),))
+    try:
+        record = check_twin(model, config, lone, clips, check, told.append)
+    except RecordError as refused:  # a machine too busy to pace
+        assert "generator lagged" in str(refused)
+        return
+    assert record.rows[0] == {"batching": "at once", "streams": 2} and record.numbers["compared"] == 1
+    assert "at once, 2 streams: not compared: " in told[0] and told[0] in record.notes
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"streams": ()}, r"streams: got \[\]"),
+        ({"streams": (2, 0)}, r"streams: got \[2, 0\]; allowed are one or more numbers from 1"),
+        *[
+            ({name: value}, f"{name}: got {value}")
+            for name in ("seconds", "run_s")
+            for value in (0.0, math.nan, math.inf, 1e9)
+        ],
+        *[({"most_other_cores": value}, f"most_other_cores: got {value}") for value in (-1.0, math.nan)],
+        ({"batchings": ()}, "batchings: got none"),
+    ],
+)
+def test_a_check_that_cannot_be_run_is_refused_at_once(options, message):
+    with pytest.raises(ConfigError, match=message):
+        TwinCheck(**{"streams": (1,), **options})
+
+
+def test_runs_shorter_than_a_chunk_are_refused_before_anything_is_measured(model, lone):
+    config = load_config({}, ["asr.model=tiny", "asr.device=cpu"])
+    with pytest.raises(ConfigError, match=r"seconds: got runs of 0\.05 s for chunks of 0\.08 s; allowed are longer"):
+        check_twin(model, config, lone, [], TwinCheck((1,), seconds=0.05))
 
 
 def test_the_twin_is_held_against_real_runs(model, clips, lone):

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workbench.config import Config, LoadConfig, load_config, replace
-from workbench.errors import ConfigError, RecordError
+from workbench.errors import ConfigError, LoadNotCarried, RecordError
 from workbench.geometry import StreamGeometry
 from workbench.measure.cost_table import TRAFFIC
 from workbench.measure.loadgen import Schedule, build_schedule, run_record
@@ -300,6 +300,51 @@ def test_handing_over_loses_nothing_and_never_makes_a_lone_stream_faster(
     assert found.numbers["latency_n"] == plain.numbers["latency_n"] and min(completions(found)) >= 4.0 - 1e-6
     if streams == 1:
         assert all(a >= b - 1e-6 for a, b in zip(completions(found), completions(plain), strict=True))
+
+
+@given(
+    streams=st.integers(1, 8),
+    seconds=st.sampled_from([0.01, 0.5, 1.5]),
+    options=st.fixed_dictionaries(
+        {
+            "max_queue_delay_us": st.sampled_from([0, 3000, 200_000]),
+            "max_batch_size": st.integers(1, 8),
+            "max_queue_depth": st.sampled_from([1, 8, 64]),
+            "ingress_cohort_delay_us": st.sampled_from([0, 40_000]),
+            "enabled": st.booleans(),
+        }
+    ),
+    dispatch_us=st.sampled_from([0, 300, 10_000_000]),
+    turnaround_us=st.sampled_from([0, 300, 10_000_000]),
+    coordinated=st.booleans(),
+    aligned=st.booleans(),
+    cohort=st.integers(0, 4),
+)
+@settings(max_examples=60, deadline=None)
+def test_however_long_handing_over_takes_a_run_ends_and_every_row_in_its_order(
+    streams: int, seconds: float, options: dict[str, Any], dispatch_us: float, turnaround_us: float,
+    coordinated: bool, aligned: bool, cohort: int,
+) -> None:  # fmt: skip
+    config = configured(streams, seconds, "aligned" if aligned else "staggered", **options)
+    config = replace(config, **{"load.coordinated": coordinated})
+    schedule, seen = scheduled(config), dict[str, Any]()
+
+    def keep(kind: str, config: Config, schedule: Schedule, times: Any, stage: Any, host: Any) -> Record:
+        seen["completed"] = np.asarray(times[1])
+        return run_record(kind, config, schedule, times, stage, host)
+
+    table = handed_over(4.0, dispatch_us=dispatch_us, turnaround_us=turnaround_us)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("workbench.measure.twin.run_record", keep)
+        try:
+            record = simulate(config, table, schedule, cohort)
+        except LoadNotCarried as refused:
+            assert "QueueFull at" in str(refused)
+            return
+    completed = seen["completed"]
+    assert np.all(completed >= schedule.due_s) and record.counters["items"] == np.sum(schedule.mel_frames > 0)
+    for utterance in schedule.utterances:
+        assert np.all(np.diff(completed[schedule.utterance == utterance.index]) >= 0)
 
 
 def test_coordinated_streams_wait_for_each_other_and_lone_ones_do_not() -> None:

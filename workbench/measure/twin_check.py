@@ -6,12 +6,14 @@
 A pair is several short runs in real time, each beside the twin on the same schedule; p50 and p95 are means over the runs. The twin's costs are those
 of a lone loop corrected in traffic (`traffic_costs`): before every real run a run of as many seconds with other phases and an eighth fewer or more
 streams, in turn, since what a step takes drifts within seconds by more than the twin may be off. What the uncorrected costs would have given stands
-beside it. A real run whose generator lagged is no measurement: it is run again, and at last its pair is listed without a comparison.
+beside it. A real run whose generator lagged is no measurement: it is run again, and at last its pair is listed without a comparison, as is one that
+was not carried or whose traffic showed too few batches.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +23,7 @@ from statistics import fmean
 from typing import Any, TypeVar
 
 from workbench.config import Config, load_config, replace, to_dict
-from workbench.errors import GeneratorLagged, LoadNotCarried, RecordError
+from workbench.errors import ConfigError, GeneratorLagged, RecordError, StepTimeout
 from workbench.measure import cost_table
 from workbench.measure.capacity_engines import still_collector
 from workbench.measure.cost_table import CostTable
@@ -37,6 +39,7 @@ from workbench.runtime.recognizer import Recognizer
 
 ATTEMPTS, PATIENT_ATTEMPTS = 2, 12  # at a real run whose generator may not lag; where the machine must be quiet as well
 QUIET_TIMEOUT_S = 180.0
+MOST_SECONDS = 86_400.0
 T = TypeVar("T")
 # Far beyond what is carried, latency is the length of the run: such a pair compares nothing and takes long to drain.
 PACED = PacedOptions(compare=False, most_late_share=0.5, drain_timeout_s=20.0)
@@ -56,7 +59,7 @@ class Batching:
 @dataclass(frozen=True)
 class TwinCheck:
     """streams: the loads; seconds: of each pair's real runs together, run_s: of one of them; batchings: the configurations; most_other_cores: a run
-    while other programs used more of the machine is waited for and run again (None: not looked at)."""
+    while other programs used more of the machine is waited for and run again (None: not looked at). Raises ConfigError for what cannot be run."""
 
     streams: tuple[int, ...]
     seconds: float = 10.0
@@ -68,6 +71,17 @@ class TwinCheck:
         Batching("small batches", 4, 2_000),
     )
 
+    def __post_init__(self) -> None:
+        if not self.streams or min(self.streams) < 1:
+            raise ConfigError(f"streams: got {list(self.streams)}; allowed are one or more numbers from 1")
+        for name, value in (("seconds", self.seconds), ("run_s", self.run_s)):
+            if not 0 < value <= MOST_SECONDS:
+                raise ConfigError(f"{name}: got {value}; allowed is more than 0 and at most {MOST_SECONDS:g}")
+        if self.most_other_cores is not None and not 0 <= self.most_other_cores < math.inf:
+            raise ConfigError(f"most_other_cores: got {self.most_other_cores}; allowed is a finite number from 0")
+        if not self.batchings:
+            raise ConfigError("batchings: got none; allowed is one or more")
+
 
 def check_configured(config: Config, check: TwinCheck, batches: Sequence[int], repeats: int = 16) -> Record:
     """`check_twin` on a configured model, with costs measured just before."""
@@ -76,13 +90,15 @@ def check_configured(config: Config, check: TwinCheck, batches: Sequence[int], r
     from workbench.measure.steps import speech_clips
     from workbench.model.load import load_configured
 
-    loaded = load_configured(config.asr)
-    clips = speech_clips(loaded.geometry.sample_rate_hz)
     chosen = _configured(config, check.batchings[0], check)
     slots = max([*batches, chosen.asr.batching.state_arena_slots])
+    chosen = replace(chosen, **{"asr.batching.state_arena_slots": slots})
+    loaded = load_configured(config.asr)
+    _check_length(chosen, loaded)
+    clips = speech_clips(loaded.geometry.sample_rate_hz)
     with (
         still_collector(),
-        Recognizer(loaded, replace(chosen, **{"asr.batching.state_arena_slots": slots})) as recognizer,
+        Recognizer(loaded, chosen) as recognizer,
         count_bar("costs") as progress,
     ):
         recognizer.warm_up()
@@ -119,8 +135,10 @@ def check_twin(
     """Rows with the measured and the simulated p50 and p95, their relative difference, and by what the costs were corrected; the largest differences
     as numbers.
 
-    costs: of a lone loop; kept in `counters["costs"]`.
+    costs: of a lone loop; kept in `counters["costs"]`. Raises RecordError where no pair could be compared.
     """
+    CostTable.from_record(costs)
+    _check_length(_configured(config, check.batchings[0], check), loaded)
     rows, notes = list[dict[str, Any]](), list(costs.notes)
     for batching in check.batchings:
         chosen = _configured(config, batching, check)
@@ -131,10 +149,11 @@ def check_twin(
                 row: dict[str, Any] = {"batching": batching.name, "streams": streams}
                 try:
                     row |= _pair(recognizer, level, costs, clips, check)
-                except (GeneratorLagged, LoadNotCarried) as reason:
+                    report(str(row))
+                except (RecordError, StepTimeout) as reason:
                     notes.append(f"{batching.name}, {streams} streams: not compared: {reason}")
+                    report(notes[-1])
                 rows.append(row)
-                report(str(row))
     compared = [row for row in rows if "latency_p50_difference" in row]
     if not compared:
         raise RecordError("no run could be compared: " + "; ".join(notes))
@@ -193,6 +212,13 @@ def _configured(config: Config, batching: Batching, check: TwinCheck) -> Config:
     )
 
 
+def _check_length(config: Config, loaded: LoadedModel) -> None:
+    """Shorter runs have nothing but ends of utterances, which no latency counts. Raises ConfigError."""
+    run_s, chunk_s = config.load.seconds, loaded.geometry.chunk_s
+    if run_s <= chunk_s:
+        raise ConfigError(f"seconds: got runs of {run_s:g} s for chunks of {chunk_s:g} s; allowed are longer ones")
+
+
 @dataclass(frozen=True)
 class _Round:
     """One real run, what the workers showed in the traffic before it, and the recogniser's counters around it."""
@@ -225,7 +251,12 @@ def _pair(
         rounds.append(found)
         watch.add(found.watch)
         others += [] if cores is None else [cores]
-    corrected = watch.corrected(costs)
+    try:
+        corrected = watch.corrected(costs)
+    except ConfigError as few:
+        raise RecordError(str(few)) from few
+    if not all(name in done.real.numbers for done in rounds for name in POINTS):
+        raise RecordError(f"runs of {config.load.seconds:g} s had no chunk but the last of each utterance")
     geometry, samples = recognizer.loaded.geometry, [clip.size for clip in clips]
     schedules = [build_schedule(done.config.load, geometry, samples) for done in rounds]
     twin, lone = (
