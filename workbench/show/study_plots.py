@@ -48,9 +48,11 @@ def history(study: Record, axes: Axes | None = None) -> Figure:
         axes.step(
             [r["trial"] for r in feasible], best, where="post", color=STYLES[1][0], linewidth=2, label="best so far"
         )
-    default = study.numbers.get(f"default_{name}")
-    if default is not None:
-        axes.axhline(default, color=DEFAULT, linewidth=1.2, linestyle=(0, (4, 3)), label="default")
+    for label, colour in (("default", DEFAULT), ("best", BEST)):
+        value, at_limit = _judged(study, label, name)
+        if value is not None and (label == "default" or at_limit):
+            shown = f"{label} at its limit" if at_limit else label
+            axes.axhline(value, color=colour, linewidth=1.2, linestyle=(0, (4, 3)), label=shown)
     failed = [row["trial"] for row in study.rows if row["failure"]]
     if failed:
         axes.scatter(failed, [top] * len(failed), marker="|", s=80, color=DEFAULT, label="failed")
@@ -61,10 +63,13 @@ def history(study: Record, axes: Axes | None = None) -> Figure:
 
 
 def parameter_slices(study: Record) -> Figure:
-    """The first objective against each tuned key, one panel per key; default and best stand out."""
+    """The first objective against each tuned key, one panel per key; default and best stand out. A key that is the objective itself has none."""
     name, _ = _objective(study)
     finished = [row for row in _finished(study) if row["duplicate_of"] is None]
-    keys, top = list(study.counters["space"]), _ceiling(study, name, finished)
+    top = _ceiling(study, name, finished)
+    keys = [
+        key for key in study.counters["space"] if any(row["params"][key] != row["values"][name] for row in finished)
+    ] or list(study.counters["space"])
     columns = min(len(keys), 2)
     rows_of_panels = -(-len(keys) // columns)
     figure = Figure(figsize=(max(5.0, 4.8 * columns), 3.6 * rows_of_panels), layout="constrained")
@@ -92,7 +97,9 @@ def parameter_slices(study: Record) -> Figure:
                 axes.scatter(places, heights, s=24, label=label, rasterized=_many(finished), **look)
         for label, number, mark in marks:
             for row in (row for row in finished if row["trial"] == number):
-                place, height = _place(options, row["params"][key]), min(row["values"][name], top)
+                value, at_limit = _judged(study, label, name)
+                height = min(value if at_limit else row["values"][name], top)
+                place = _place(options, row["params"][key])
                 axes.scatter([place], [height], label=label, zorder=3, **mark)
         axes.set_xlabel(_short(key) + (", sizes in it" if "subset" in options else ""))
     for first in grid[:, 0]:
@@ -188,6 +195,12 @@ def _objective(study: Record) -> tuple[str, int]:
     return objective["number"], 1 if objective["direction"] == "minimise" else -1
 
 
+def _judged(study: Record, label: str, name: str) -> tuple[Any, bool]:
+    """The objective of `default` or `best`, and whether it is what the configuration carries at most and not what its trial ran at."""
+    carried = study.numbers.get(f"compared_{label}_{name}") if name == "streams" else None
+    return (study.numbers.get(f"{label}_{name}"), False) if carried is None else (carried, True)
+
+
 def _finished(study: Record) -> list[dict[str, Any]]:
     finished = [row for row in study.rows if row["values"]]
     if not finished:
@@ -204,7 +217,7 @@ def _group(row: Mapping[str, Any]) -> str:
 def _ceiling(study: Record, name: str, finished: Sequence[Mapping[str, Any]]) -> float:
     """Where a panel ends upwards: just above the trials that keep the limits, so that a hopeless one does not flatten the others."""
     kept = [row["values"][name] for row in finished if row["feasible"]] or [row["values"][name] for row in finished]
-    kept += [value for value in [study.numbers.get(f"default_{name}")] if value is not None]
+    kept += [value for label in ("default", "best") if (value := _judged(study, label, name)[0]) is not None]
     spread = max(kept) - min(kept)
     return float(max(kept) + 0.12 * (spread or abs(max(kept)) or 1.0))
 
