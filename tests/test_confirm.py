@@ -16,7 +16,7 @@ from test_study import HOST, SIZE, bowl
 from workbench.config import Config
 from workbench.encoder.graphed import attach, detach
 from workbench.encoder.options import GraphOptions
-from workbench.errors import DeviceMemoryError, GeneratorLagged, LoadNotCarried, StepTimeout
+from workbench.errors import DeviceMemoryError, GeneratorLagged, LoadNotCarried, ModelError, StepTimeout
 from workbench.measure.cost_table import Captures
 from workbench.measure.costs import capture_rows
 from workbench.measure.offline_run import offline_costs, run_offline, thinned
@@ -206,6 +206,63 @@ def test_a_configuration_that_the_device_refuses_is_asked_once_and_the_others_go
     refused = [(name, None) for name in ("best", "document_example", "best_again")]
     assert told == [("default", True), *refused, ("default", True)]
     assert "14.5 GiB" in Outcome.of(result, live).data["headline"]
+
+
+def test_where_one_stream_alone_lags_it_is_tried_once_more_and_not_held_below_nothing(tmp_path: Path) -> None:
+    short = {"document_example": {"asr": {**EXAMPLE["asr"], "att_context_size": [56, 0]}}}
+    live = confirm(crowded(tmp_path, compare=short), Mute(0), ConfirmOptions(rounds=1, finalists=1))
+    assert all(row["streams"] >= 1 and row.get("held_below_streams", 1) >= 1 for row in live.rows)
+    lone = [(row["label"], row["round"]) for row in live.rows if row["streams"] == 1]
+    assert max(lone.count(turn) for turn in lone) == 2
+
+
+def test_a_model_that_was_not_trained_for_a_context_is_asked_once(tmp_path: Path) -> None:
+    class Untrained(Scripted):
+        def run(self, config: Config, what: Any) -> tuple[Record, dict[str, Any]]:
+            found = super().run(config, what)
+            if config.asr.batching.max_batch_size == 32:
+                raise ModelError("att_context_size: got [56, 13]; this model was trained for [56, 0]")
+            return found
+
+    live = confirm(begun(tmp_path), Untrained(lambda config: 10.0), ConfirmOptions(rounds=3, finalists=1))
+    assert [row["label"] for row in live.rows].count("best") == 1 and live.rows[1]["why"].endswith("[56, 0]")
+
+
+def test_a_configuration_without_a_context_runs_in_the_models_own_whatever_ran_before() -> None:
+    host, own = LiveHost(say=lambda text: None), dataclasses.replace(Config().asr, model="tiny", device="cpu")
+    moved = dataclasses.replace(own, att_context_size=(56, 0))
+    assert host.chunk_s(moved) == pytest.approx(0.08)
+    contexts = []
+    for asr in (moved, own, moved, own):
+        geometry = host.model(asr).geometry
+        contexts.append((geometry.left_frames, geometry.right_frames))
+        assert host.chunk_s(asr) == pytest.approx(geometry.chunk_s)
+        assert tuple(host.model(asr).model.encoder.att_context_size) == contexts[-1]
+    assert contexts == [(56, 0), contexts[1], (56, 0), contexts[1]] and contexts[1] in host.model(own).contexts
+    first = host.model(own)
+    with pytest.raises(ModelError, match="was trained for"):
+        host.model(dataclasses.replace(own, att_context_size=(57, 0)))
+    assert host.model(own).geometry == first.geometry
+
+
+def test_label_rates_of_one_configuration_do_not_stay_for_the_next() -> None:
+    host, plain = LiveHost(say=lambda text: None), dataclasses.replace(Config().asr, model="tiny", device="cpu")
+    rated = dataclasses.replace(plain, label_rate_hz=3.0)
+    told = ["label rate" in " ".join(host.model(asr).notes) for asr in (plain, rated, plain)]
+    assert told == [False, True, False]
+
+
+def test_a_device_that_runs_out_of_memory_refuses_the_configuration(
+    monkeypatch: pytest.MonkeyPatch, tiny_model: Any
+) -> None:
+    def full(*_: Any, **__: Any) -> Record:
+        raise live_host.torch.OutOfMemoryError("tried to allocate 14.50 GiB")
+
+    monkeypatch.setattr(live_host, "run_paced", full)
+    monkeypatch.setattr(LiveHost, "model", lambda self, asr: tiny_model)
+    config = parse_study({"name": "x", "space": {SIZE: {"int": [1, 1024]}}}).configure(Config())
+    with pytest.raises(DeviceMemoryError, match=r"14\.50 GiB"):
+        LiveHost(say=lambda text: None).run(config, live_host.LiveRun())
 
 
 def test_a_gain_over_a_configuration_that_its_own_limit_bounds_is_stated_as_the_least(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from workbench.config import Config, replace, to_dict
-from workbench.errors import ConfigError, GeneratorLagged, InputError, StepTimeout
+from workbench.errors import ConfigError, GeneratorLagged, InputError, ModelError, StepTimeout
 from workbench.results import Record, environment
 from workbench.tuning.live_host import LiveHost, LiveRun
 from workbench.tuning.live_plan import STEP_DOWN_LAGGED, OfflinePlan, step_down
@@ -40,7 +40,6 @@ EXTRA_ROUNDS = 4
 TRIES_DOWN, TRIES_EQUAL = 6, 2
 # By the twin, where a study's trials do not say it: real time.
 _UNKNOWN_RTFX = 1.0
-OUTPUT_FRAME_S = 0.08
 
 
 @dataclass(frozen=True)
@@ -170,8 +169,8 @@ class _Confirmation:
                 if attempt:
                     self._tell(f"{label}: not tried again: {self._spent()}")
                 return attempt > 0
-            if self._run(label, number):
-                break
+            if self._run(label, number) or (self.streams[label] == 1 and attempt + 1 >= TRIES_EQUAL):
+                break  # measured, or at the lowest level there is
         return True
 
     def _run(self, label: str, number: int) -> bool:
@@ -186,10 +185,11 @@ class _Confirmation:
         self.keep(self.record())
         if isinstance(error, GeneratorLagged):
             if self.spec.finds_capacity:
-                pace = row["streams"] / _chunk_s(self.entered[label])
+                # A generator's pace is that of chunks, and configurations of one study may differ in look-ahead.
+                pace = row["streams"] / self.host.chunk_s(self.entered[label].asr)
                 self.lagged = min(pace, self.lagged or pace)
             return False
-        if isinstance(error, ConfigError):
+        if isinstance(error, ConfigError | ModelError):
             self.refused.add(label)
             return True
         if isinstance(error, StepTimeout) and self.plan is not None:
@@ -207,9 +207,11 @@ class _Confirmation:
         limits stays."""
         if any(row["label"] == label and row["kept"] for row in self.rows):
             return
-        chunk_s = _chunk_s(self.entered[label])
-        if self.lagged is not None and self.streams[label] / chunk_s >= self.lagged:
-            self.held[label] = round(self.lagged * chunk_s)
+        if self.lagged is None:
+            return
+        chunk_s = self.host.chunk_s(self.entered[label].asr)
+        if self.streams[label] / chunk_s >= self.lagged:
+            self.held[label] = max(1, round(self.lagged * chunk_s))
             self.streams[label] = max(1, int(self.lagged * chunk_s * STEP_DOWN_LAGGED))
 
     def _measured(self, label: str, number: int) -> tuple[dict[str, Any], Exception | None]:
@@ -262,12 +264,6 @@ class _Confirmation:
         return [
             f"real runs: {self.plan.count} of {work.recordings} recordings of each set, the same for every configuration and distributed alike{few}"
         ]
-
-
-def _chunk_s(config: Config) -> float:
-    """Seconds of a chunk: a generator's pace is that of chunks, and configurations of one study may differ in look-ahead."""
-    context = config.asr.att_context_size
-    return OUTPUT_FRAME_S * (1 + (context[1] if context else 0))
 
 
 def contestants(result: StudyResult, finalists: int) -> dict[str, Config]:

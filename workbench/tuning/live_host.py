@@ -22,7 +22,7 @@ import torch
 
 from workbench.config import AsrConfig, Config
 from workbench.encoder.graphed import set_streaming_cuda_graphs
-from workbench.errors import LoadNotCarried, StepTimeout
+from workbench.errors import DeviceMemoryError, LoadNotCarried, StepTimeout
 from workbench.measure.capacity_engines import still_collector
 from workbench.measure.cost_table import Captures
 from workbench.measure.costs import capture_rows
@@ -36,6 +36,7 @@ from workbench.tuning.rule import not_carried
 
 # A backlog that takes as long to work off as the load took to speak is twice what is carried; short loads get a little more.
 DRAIN_LEAST_S, DRAIN_MOST_S = 2.0, 10.0
+OUTPUT_FRAME_S = 0.08
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class LiveHost:
         self._found_tf32: bool | None = None
         self._loaded: LoadedModel | None = None
         self._key: Any = None
+        self._own_context = (0, 0)  # of the model at hand, where a configuration sets none
 
     @cached_property
     def clips(self) -> list[Any]:
@@ -65,18 +67,33 @@ class LiveHost:
 
     def model(self, asr: AsrConfig) -> LoadedModel:
         """The model of a configuration, loaded only if the one at hand is another, and the recordings: no run pays for either."""
-        key = (asr.model, asr.device, asr.dtype, asr.max_symbols)
-        if self._loaded is None or self._key != key:
+        key = (asr.model, asr.device, asr.dtype, asr.max_symbols, asr.label_rate_hz)
+        loaded = self._loaded if self._key == key else None
+        self._loaded, fresh = None, loaded is None  # a model that fails on the way to its configuration is loaded anew
+        if loaded is None:
             begun = time.perf_counter()
-            self._loaded, self._key = load_configured(asr), key
-            said = f"{asr.model} on {self._loaded.device} and {len(self.clips)} recordings"
+            loaded, self._key = (
+                load_configured(dataclasses.replace(asr, att_context_size=None, label_rate_hz=None)),
+                key,
+            )
+            self._own_context = _context(loaded)
+            said = f"{asr.model} on {loaded.device} and {len(self.clips)} recordings"
             self.say(f"  loaded {said} in {time.perf_counter() - begun:.1f} s")
-        loaded, wanted = self._loaded, asr.att_context_size
-        if wanted is not None and (loaded.geometry.left_frames, loaded.geometry.right_frames) != tuple(wanted):
+        wanted = self._own_context if asr.att_context_size is None else tuple(asr.att_context_size)
+        moved = _context(loaded) != wanted
+        if moved:
             loaded = dataclasses.replace(loaded, geometry=set_context(loaded.model, wanted))
-            self._loaded = loaded if asr.label_rate_hz is None else with_label_rate(loaded, asr.label_rate_hz)
-        self._follow_costs(self._loaded)
-        return self._loaded
+        if (fresh or moved) and asr.label_rate_hz is not None:
+            loaded = with_label_rate(loaded, asr.label_rate_hz)
+        self._follow_costs(loaded)
+        self._loaded = loaded
+        return loaded
+
+    def chunk_s(self, asr: AsrConfig) -> float:
+        """Seconds of a chunk of a configuration; the model is asked only where the configuration leaves the context to it."""
+        if asr.att_context_size is None:
+            return self.model(asr).geometry.chunk_s
+        return OUTPUT_FRAME_S * (1 + asr.att_context_size[1])
 
     def notes(self, asr: AsrConfig) -> list[str]:
         """What must be read with the numbers of this model here."""
@@ -88,8 +105,15 @@ class LiveHost:
     def run(self, config: Config, what: LiveRun) -> tuple[Record, dict[str, Any]]:
         """One real run on a fresh recogniser, warmed up; with it what its graphs are. A load that was refused is a record that says so.
 
-        Raises GeneratorLagged as soon as it is certain, and StepTimeout if recordings are not done in time.
+        Raises GeneratorLagged as soon as it is certain, StepTimeout if recordings are not done in time, and DeviceMemoryError where the device
+        has no room for the configuration.
         """
+        try:
+            return self._run(config, what)
+        except torch.OutOfMemoryError as error:
+            raise DeviceMemoryError(f"the device is out of memory ({error})") from error
+
+    def _run(self, config: Config, what: LiveRun) -> tuple[Record, dict[str, Any]]:
         loaded = self.model(config.asr)
         if not config.asr.cuda_graphs or _crowded(loaded):
             set_streaming_cuda_graphs(loaded.model, False)  # frees what earlier recognisers captured
@@ -120,6 +144,10 @@ def measured_tf32(costs: Iterable[Record]) -> bool | None:
     """Whether cost records were measured with TF32 products; None if none is of a GPU, or they differ."""
     found = {bool(gpu["matmul_tf32"]) for cost in costs if "matmul_tf32" in (gpu := cost.environment.get("gpu") or {})}
     return found.pop() if len(found) == 1 else None
+
+
+def _context(loaded: LoadedModel) -> tuple[int, int]:
+    return loaded.geometry.left_frames, loaded.geometry.right_frames
 
 
 def _has_tf32(loaded: LoadedModel) -> bool:
