@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from workbench.config import load_config
-from workbench.model.speech import find_audio
-from workbench.results import Record
+from workbench.model.speech import SHIPPED_SPEECH, find_audio
+from workbench.results import Record, check_writable
 from workbench.runtime.recognizer import Recognizer
 from workbench.runtime.transcribe import transcribe, word_errors
 
@@ -47,7 +47,10 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--clips", type=int)
     options = parser.parse_args()
-    items, rows, texts = find_audio(["workbench/data/speech/manifest.jsonl"]).items[: options.clips], [], {}
+    if options.clips is not None and options.clips < 1:
+        parser.error(f"argument --clips: got {options.clips}; allowed is 1 or more")
+    check_writable(options.out / "transcribed_speech.json")
+    items, rows, texts = find_audio([str(SHIPPED_SPEECH)]).items[: options.clips], [], {}
     others: dict[str, list[dict[str, str]]] = {}
     for context in CONTEXTS:
         for run, asr in RUNS.items():
