@@ -96,6 +96,22 @@ def test_levels_that_were_not_measured_are_drawn_as_crosses_or_refused():
     assert "x" in [line.get_marker() for line in record_figure(record).axes[0].lines]
 
 
+def test_chunks_of_which_no_level_was_measured_stand_beside_those_that_were(tmp_path):
+    measured, row = capacity(100).rows[0], LevelRun(64, None, "generator lagged").row()
+    searches = [{**measured, "search": "a_80ms"}, {**row, "search": "a_1120ms"}, {**row, "search": "b_1120ms"}]
+    figure = record_figure(Record("capacity", rows=searches))
+    figure.savefig(tmp_path / "capacity.png")
+    assert [text.get_text() for text in figure.axes[3].texts] == ["not measured"] and not figure.axes[1].texts
+    assert [text.get_text() for text in figure.axes[2].texts] == ["none passed"] * 2
+
+
+def test_runs_without_clips_are_drawn(tmp_path):
+    row = {"run": "eager", "context": [56, 0], "clips": 0, "texts_unlike_eager_fp32": 0}
+    figure = record_figure(Record("transcribed_speech", rows=[row]))
+    figure.savefig(tmp_path / "texts.png")
+    assert figure.axes[0].get_xlim() == (0.0, 1.0)
+
+
 def test_pairs_of_the_twin_show_their_difference():
     row = {"batching": "at once", "streams": 4}
     for point in ("p50", "p95"):

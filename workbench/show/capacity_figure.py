@@ -58,7 +58,11 @@ def _several(searches: Mapping[str, Rows]) -> Figure:
             _carried_bar(bars, len(names) - 1 - number, searches[name], looks[short])
             _levels(latency, searches[name], looks[short], ("latency_p95_ms", 1.0), short, outside=False)
         bars.set_yticks(range(len(names) - 1, -1, -1), labels)
-        bars.set(xscale="log", xlabel="live streams carried; hollow: the first level above that failed")
+        known = any(_carried(searches[name]) or _failed(searches[name]) for name in names)
+        bars.set(
+            xscale="log" if known else "linear",
+            xlabel="live streams carried; hollow: the first level above that failed",
+        )
         bars.margins(y=0.12)
         bars.set_xlim(0.7, 60 * bars.get_xlim()[1])
         bars.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
@@ -77,7 +81,8 @@ def _short(name: str) -> str:
 def _carried_bar(axes: Axes, place: int, rows: Rows, number: int) -> None:
     colour, _, marker, hatch = STYLES[number % len(STYLES)]
     carried, failed = _carried(rows), min(_failed(rows), default=None)
-    axes.barh(place, carried, 0.6, color=colour, hatch=hatch, edgecolor="white", linewidth=0)
+    if carried:  # on a logarithmic axis nothing has no place
+        axes.barh(place, carried, 0.6, color=colour, hatch=hatch, edgecolor="white", linewidth=0)
     axes.annotate(
         _carried_text(rows) + (f" ({failed:,} failed)" if failed else ""),
         (max(carried, failed or 0, 1), place),
@@ -124,8 +129,11 @@ def _late_axes(late: Axes, record: Record) -> None:
 
 
 def _latency_axes(latency: Axes) -> None:
-    latency.set_yscale("log")
     latency.set(xlabel="live streams", ylabel="chunk latency p95, ms")
+    if not any(len(line.get_xdata()) for line in latency.lines):  # a logarithmic axis needs something to span
+        latency.annotate("not measured", (0.5, 0.5), xycoords="axes fraction", ha="center", color=MUTED)
+        return
+    latency.set_yscale("log")
     _plain_ticks(latency)
     latency.yaxis.set_minor_locator(LogLocator(subs=(2.0, 5.0)))  # 3 and 4, 8 and 9 would touch
     latency.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

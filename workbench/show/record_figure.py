@@ -92,7 +92,7 @@ def transcribed_figure(record: Record) -> Figure:
     axes = figure.subplots()
     labels = [f"{row['run'].replace('_', ' ')}, {80 * (row['context'][1] + 1)} ms" for row in record.rows]
     bar_groups(axes, labels, {"differ": [row["texts_unlike_eager_fp32"] for row in record.rows]})
-    axes.set(xlabel="texts that differ from NeMo's eager step in fp32", xlim=(0, record.rows[0]["clips"]))
+    axes.set(xlabel="texts that differ from NeMo's eager step in fp32", xlim=(0, max(1, record.rows[0]["clips"])))
     axes.set_title(f"{record.rows[0]['clips']} clips a run", fontsize=10, loc="left")
     return figure
 
