@@ -208,6 +208,20 @@ def test_a_configuration_that_the_device_refuses_is_asked_once_and_the_others_go
     assert "14.5 GiB" in Outcome.of(result, live).data["headline"]
 
 
+def test_runs_too_short_for_a_chunk_keep_no_limit_and_say_so(tmp_path: Path) -> None:
+    class Short(Scripted):
+        def run(self, config: Config, what: Any) -> tuple[Record, dict[str, Any]]:
+            super().run(config, what)
+            numbers = {"latency_n": 0, "load_s": 1.0, "chunk_ms": 1120.0, "late_share": 0.0}
+            return Record(kind="paced", numbers=numbers, environment=HOST), {}
+
+    result = crowded(tmp_path)
+    live = confirm(result, Short(lambda config: 10.0), ConfirmOptions(seconds=1.0, rounds=2, finalists=1))
+    assert [row["kept"] for row in live.rows] == [None] * 4
+    reason = "seconds: got runs of 1 s, in which no chunk of 1.12 s but the last was spoken; allowed are longer ones"
+    assert all(reason in row["why"] for row in live.rows) and reason in Outcome.of(result, live).data["headline"]
+
+
 def test_where_one_stream_alone_lags_it_is_tried_once_more_and_not_held_below_nothing(tmp_path: Path) -> None:
     short = {"document_example": {"asr": {**EXAMPLE["asr"], "att_context_size": [56, 0]}}}
     live = confirm(crowded(tmp_path, compare=short), Mute(0), ConfirmOptions(rounds=1, finalists=1))

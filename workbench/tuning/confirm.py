@@ -228,6 +228,7 @@ class _Confirmation:
             row["held_below_streams"] = self.held[label]
         try:
             record, graphs = self.host.run(config, what)
+            _check_latency(record)
         except (InputError, StepTimeout) as error:
             return {**row, "why": str(error)}, error
         return {**row, **_judged(spec, record, graphs)}, None
@@ -264,6 +265,15 @@ class _Confirmation:
         return [
             f"real runs: {self.plan.count} of {work.recordings} recordings of each set, the same for every configuration and distributed alike{few}"
         ]
+
+
+def _check_latency(record: Record) -> None:
+    """Raises ConfigError for a run without any chunk but the last of each utterance: no limit on latency could be broken by it."""
+    if record.numbers.get("latency_n") == 0:
+        run_s, chunk_s = record.numbers["load_s"], 1e-3 * record.numbers["chunk_ms"]
+        raise ConfigError(
+            f"seconds: got runs of {run_s:g} s, in which no chunk of {chunk_s:g} s but the last was spoken; allowed are longer ones"
+        )
 
 
 def contestants(result: StudyResult, finalists: int) -> dict[str, Config]:
