@@ -13,7 +13,7 @@ import pytest
 import yaml
 from test_study import HOST, SIZE, bowl
 
-from workbench.config import Config
+from workbench.config import Config, replace
 from workbench.encoder.graphed import attach, detach
 from workbench.encoder.options import GraphOptions
 from workbench.errors import DeviceMemoryError, GeneratorLagged, LoadNotCarried, ModelError, StepTimeout
@@ -23,12 +23,13 @@ from workbench.measure.offline_run import offline_costs, run_offline, thinned
 from workbench.measure.offline_twin import OfflineCosts
 from workbench.results import Record
 from workbench.runtime.recognizer import Recognizer
+from workbench.show.record_figure import confirm_figure
 from workbench.show.study_results import confirm_studies
 from workbench.tuning import live_host
 from workbench.tuning.confirm import ConfirmOptions, confirm
 from workbench.tuning.live_host import LiveHost, measured_tf32
 from workbench.tuning.outcome import Outcome
-from workbench.tuning.spec import parse_study
+from workbench.tuning.spec import at_streams, parse_study
 from workbench.tuning.study import tune
 
 ASR = {"model": "tiny", "device": "cpu", "att_context_size": [56, 13], "max_symbols": 2}
@@ -161,8 +162,10 @@ def test_a_level_that_cannot_be_spoken_steps_down_at_once_and_no_other_starts_th
         assert data[name]["live"]["held_below_streams"] == levels[1] and data[name]["live"]["streams"] == levels[2]
     assert data["best"]["live"]["why"].startswith(f"the load generator lagged at {levels[1]} streams")
     assert data["gain"]["live_over_default_share"] is None and data["noise"]["live_again_difference_share"] is None
-    assert f"{levels[2]} at least (the load generator lagged at {levels[1]})" in data["headline"]
-    assert f"not to be compared with default's {levels[2]}" in data["headline"]
+    assert f"nothing tells the configurations apart: each ran with {levels[2]} streams" in data["headline"]
+    assert f"the load generator lagged at {levels[1]}, so none" in data["headline"]
+    figure = confirm_figure(live)
+    assert len(figure.axes[0].lines) == 4 and figure.axes[0].get_xlabel().startswith("latency p95")
     assert Outcome.of(result, live).result.best is result.best, "equal levels of the generator choose nobody"
 
 
@@ -176,6 +179,15 @@ def test_a_level_that_was_measured_stays_though_the_generator_lags_there_with_an
     default = [row for row in live.rows if row["label"] == "default"]
     assert len({row["streams"] for row in default}) == 1 and all("held_below_streams" not in row for row in default)
     assert min(row["streams"] for row in live.rows if row["kept"] is None) < default[0]["streams"]
+
+
+def test_an_arena_that_was_sized_for_the_load_follows_it_down(tmp_path: Path) -> None:
+    host = Mute(60)
+    confirm(crowded(tmp_path), host, ConfirmOptions(rounds=1, finalists=1))
+    last = host.played[-1]
+    assert last.load.streams <= 60 and last.asr.batching.state_arena_slots == max(2 * last.load.streams, 1)
+    wide = replace(last, **{"asr.batching.state_arena_slots": 500})
+    assert at_streams(wide, 10).asr.batching.state_arena_slots == 500
 
 
 def test_a_generator_that_lagged_with_short_chunks_holds_nobody_who_speaks_long_ones(tmp_path: Path) -> None:

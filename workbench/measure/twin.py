@@ -53,6 +53,7 @@ def simulate(config: Config, costs: CostTable, schedule: Schedule, cohort: int =
     batching = config.asr.batching
     if not batching.enabled:  # the scalar path: callers take turns, one stream at a time, without a timer
         batching = dataclasses.replace(batching, max_queue_delay_us=0)
+        costs = dataclasses.replace(costs, dispatch_s=0.0, turnaround_s=0.0)  # the caller is the worker
     cap = effective_batch_cap(batching)[0]
     batcher: MicroBatcher[int] = MicroBatcher.from_config(batching, cap=cap, metrics=StageMetrics(STAGE))
     ladder = graphed_ladder(config, cap)

@@ -189,5 +189,6 @@ class Workers:
         free = self._clock.now()
         for wake in rest:
             wake()
-        if self.watch is not None:
-            self.watch(lane.name, batch, (begun, now, free, self._clock.now()))
+        watch = self.watch  # whoever watches may stop meanwhile
+        if watch is not None:
+            watch(lane.name, batch, (begun, now, free, self._clock.now()))

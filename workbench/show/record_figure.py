@@ -158,6 +158,30 @@ def _lines(axes: Axes, xs: Sequence[float], series: Mapping[str, Sequence[float 
     axes.legend(frameon=False)
 
 
+def confirm_figure(record: Record) -> Figure:
+    """Every real run of the finalists of a study: RTFx of recordings, streams where runs differ in them, else p95; hollow: broke a limit."""
+    measured = [row for row in record.rows if row.get("kept") is not None]
+    if not measured:
+        raise RecordError("confirm: no run was measured; there is nothing to draw")
+    name = "rtfx" if any("rtfx" in row for row in measured) else "latency_p95_ms"
+    if len({row.get("streams") for row in measured}) > 1:
+        name = "streams"
+    labels = list(dict.fromkeys(row["label"] for row in record.rows))
+    figure = Figure(figsize=(7.0, 1.2 + 0.4 * len(labels)), layout="constrained")
+    axes = figure.subplots()
+    colour = STYLES[0][0]
+    for row in (row for row in measured if row.get(name) is not None):
+        inside = colour if row["kept"] else "white"
+        axes.plot(row[name], labels.index(row["label"]), marker="o", color=colour, markerfacecolor=inside)
+    axes.set_yticks(range(len(labels)), [label.replace("_", " ") for label in labels])
+    axes.set_ylim(len(labels) - 0.5, -0.5)
+    axes.set_xlim(left=0)
+    axes.set_xlabel(
+        f"{title(name)}, a dot a run" + ("; hollow: broke a limit" if not all(r["kept"] for r in measured) else "")
+    )
+    return figure
+
+
 FIGURES: dict[str, Callable[[Record], Figure]] = {
     "paced": run_figure,
     "twin": run_figure,
@@ -171,5 +195,6 @@ FIGURES: dict[str, Callable[[Record], Figure]] = {
     "fast_table": fast_table_figure,
     "transcribed_speech": transcribed_figure,
     "bench": bench_figure,
+    "confirm": confirm_figure,
     "study": history,
 }

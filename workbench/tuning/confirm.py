@@ -27,7 +27,7 @@ from workbench.tuning.live_host import LiveHost, LiveRun
 from workbench.tuning.live_plan import STEP_DOWN_LAGGED, OfflinePlan, step_down
 from workbench.tuning.result import StudyResult, TrialRow
 from workbench.tuning.rule import derived
-from workbench.tuning.spec import STREAMS, StudySpec, with_rows
+from workbench.tuning.spec import STREAMS, StudySpec, at_streams, with_rows
 
 __all__ = ["AGAIN", "ConfirmOptions", "LiveHost", "confirm", "contestants"]
 
@@ -217,7 +217,7 @@ class _Confirmation:
     def _measured(self, label: str, number: int) -> tuple[dict[str, Any], Exception | None]:
         """One run as a row; kept: whether it kept every limit that could be measured, None if nothing was, with the error that says why."""
         spec, seed = self.spec, self.entered[label].load.seed + LIVE_SEEDS + number
-        config = with_rows(replace(self.entered[label], **{STREAMS: self.streams[label], "load.seed": seed}))
+        config = at_streams(replace(self.entered[label], **{"load.seed": seed}), self.streams[label])
         row: dict[str, Any] = {"label": label, "kept": None, "why": ""}
         what = LiveRun()
         if spec.offline is not None and self.plan is not None:

@@ -246,6 +246,10 @@ def headline(result: StudyResult, sections: Mapping[str, Any], noise: float | No
     reached = "" if held is None else f" at least (the load generator lagged at {held})"
     if not best["live"].get("keeps_limits"):
         reached += ", though the confidence bound of its runs breaks a limit"
+    others = [(sections[name] or {}).get("live") or {} for name in ("default", *result.spec.compare)]
+    if held is not None and all(other.get(number) == best["live"][number] and other.get(HELD) for other in others):
+        lagged = f"the load generator lagged at {held}, so none could be taken to its own limit"
+        return f"In real runs nothing tells the configurations apart: each ran with {best['live'][number]:.4g} streams, and {lagged}. On the digital twin: {result.headline}"
     said = "no configuration was better than the default" if result.best is result.default else ""
     found = ", ".join(filter(None, [said, *against]))
     return f"In real runs: {number} {best['live'][number]:.4g}{reached}" + (f": {found}" if found else "")

@@ -153,6 +153,12 @@ def with_rows(config: Config) -> Config:
     return replace(config, **{SLOTS: max(config.asr.batching.state_arena_slots, 2 * config.load.streams)})
 
 
+def at_streams(config: Config, streams: int) -> Config:
+    """A configuration of `with_rows` with another number of streams; an arena that was sized for the load follows it down as well."""
+    sized = config.asr.batching.state_arena_slots == 2 * config.load.streams
+    return with_rows(replace(config, **{"load.streams": streams, **({SLOTS: 1} if sized else {})}))
+
+
 def load_study(source: str | Path) -> StudySpec:
     """Read a study folder or its YAML file. Raises StudyError if there is none, ConfigError for what is wrong in it."""
     path = Path(source)
