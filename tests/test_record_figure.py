@@ -87,6 +87,32 @@ def test_rows_without_a_drawing_of_their_own_are_told_by_their_first_median_and_
     assert axes.get_xlabel() == "step p50, ms" and axes.get_yticklabels()[0].get_text() == "[56, 0] 1"
 
 
+def test_what_a_run_was_asked_for_is_no_bar_and_an_overload_tells_fates_and_seconds_apart():
+    numbers = {"seconds": 90.0, "rounds": 2, "recovered_ms": 4.0, "idle_ms": 2.0}
+    axes = record_figure(Record("unheard of", numbers=numbers)).axes[0]
+    assert sorted(label.get_text() for label in axes.get_yticklabels()) == ["idle", "recovered"]
+    numbers = {
+        "seconds": 90.0,
+        "factor": 4.0,
+        "offered": 20,
+        "accepted": 8,
+        "refused_queue_full": 12,
+        "recovery_s": 0.3,
+    }
+    left, right = record_figure(Record("overload", numbers=numbers)).axes
+    assert [patch.get_width() for patch in left.patches] == [20, 12, 8] and "in 90 s at 4 ×" in left.get_xlabel()
+    assert [patch.get_width() for patch in right.patches] == [0.3] and right.get_xlabel().endswith(", s")
+
+
+def test_one_level_of_a_bench_is_bars_and_several_are_a_line():
+    rows = [{"concurrency": n, "rtfx": 5.0 * n} for n in (1, 4)]
+    assert len(record_figure(Record("bench", rows=rows)).axes[0].lines) == 1
+    assert [p.get_width() for p in record_figure(Record("bench", rows=rows[1:])).axes[0].patches] == [20.0]
+    numbers = {"streams": 4, "batched_rtfx": 19.0, "unbatched_rtfx": 6.0}
+    axes = record_figure(Record("bench", rows=rows[1:], numbers=numbers)).axes[0]
+    assert [p.get_width() for p in axes.patches] == [19.0, 6.0]
+
+
 def test_levels_that_were_not_measured_are_drawn_as_crosses_or_refused():
     row = LevelRun(64, None, "generator lagged").row()
     with pytest.raises(RecordError, match="nothing to draw"):

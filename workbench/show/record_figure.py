@@ -24,6 +24,8 @@ from workbench.show.step_figures import fast_table_figure, graphed_table_figure,
 from workbench.show.study_plots import history
 from workbench.show.timeline import idle_bar_figure
 
+# What a run was asked for or found, not what it measured.
+SETTINGS = ("seconds", "factor", "rounds", "repeats", "load_average", "most_waiting_s")
 UNITS = ("_per_second", "_per_s", "_ms", "_us", "_s", "_mib", "_bytes", "_share")
 
 
@@ -75,13 +77,30 @@ def twin_check_figure(record: Record) -> Figure:
 
 
 def bench_figure(record: Record) -> Figure:
-    """Throughput against the number of callers."""
+    """Throughput against the number of callers; of one level alone, beside the same callers without batching where they were compared."""
     some_rows(record)
+    if len(record.rows) == 1:
+        return _one_level(record)
     figure = Figure(figsize=(5.6, 3.6), layout="constrained")
     axes = figure.subplots()
     _lines(axes, [row["concurrency"] for row in record.rows], {"throughput": [row["rtfx"] for row in record.rows]})
     axes.set(xlabel="callers at once", ylabel="seconds of audio per second (RTFx)")
     axes.set_ylim(bottom=0)
+    return figure
+
+
+def _one_level(record: Record) -> Figure:
+    row, numbers = record.rows[0], record.numbers
+    bars = {f"{row['concurrency']} callers": row["rtfx"]}
+    if numbers.get("unbatched_rtfx") is not None:
+        bars = {
+            f"{numbers['streams']} callers, batched": numbers["batched_rtfx"],
+            f"{numbers['streams']} callers, one after the other": numbers["unbatched_rtfx"],
+        }
+    figure = Figure(figsize=(7.0, 1.0 + 0.34 * len(bars)), layout="constrained")
+    axes = figure.subplots()
+    bar_groups(axes, list(bars), {"throughput": list(bars.values())})
+    axes.set_xlabel("seconds of audio per second (RTFx)")
     return figure
 
 
@@ -102,6 +121,7 @@ def number_bars(record: Record) -> Figure:
     plain = {k: float(v) for k, v in record.numbers.items() if isinstance(v, int | float) and not isinstance(v, bool)}
     if not plain:
         return row_bars(record)
+    plain = {name: value for name, value in plain.items() if name not in SETTINGS} or plain
     units = Counter(_unit(name) for name in plain)
     unit = units.most_common(1)[0][0]
     shown = {name: value for name, value in plain.items() if _unit(name) == unit}
@@ -116,8 +136,28 @@ def number_bars(record: Record) -> Figure:
     if positive and max(positive) > 1000 * min(positive) and min(shown.values()) >= 0:
         axes.set_xscale("symlog", linthresh=min(positive))
         axes.set_xlim(0, 10 * max(positive))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.12g}"))
     axes.set_xlabel(title(f"value{unit}").partition(", ")[2] or unit.replace("_", " ").strip() or "count")
+    return figure
+
+
+def overload_figure(record: Record) -> Figure:
+    """What became of the recordings that were offered, and how soon it was over."""
+    fates = ("offered", "refused_queue_full", "refused_arena_full", "accepted", "completed", "cut_short", "mismatches")
+    after = {"recovery_s": "work off what is owed", "new_stream_recovery_s": "serve a new stream as when idle"}
+    numbers = record.numbers
+    found = [name for name in fates if numbers.get(name) is not None]
+    if not found:
+        return number_bars(record)
+    figure = Figure(figsize=(11.0, 1.2 + 0.34 * len(found)), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    bar_groups(left, [name.replace("_", " ") for name in found], {"recordings": [numbers[name] for name in found]})
+    left.set_xlabel(
+        f"recordings in {numbers.get('seconds', 0):g} s at {numbers.get('factor', 0):g} × the sustained rate"
+    )
+    taken = {told: numbers[name] for name, told in after.items() if numbers.get(name) is not None}
+    bar_groups(right, list(taken), {"after": list(taken.values())})
+    right.set_xlabel("after the load's end, s")
     return figure
 
 
@@ -195,6 +235,7 @@ FIGURES: dict[str, Callable[[Record], Figure]] = {
     "fast_table": fast_table_figure,
     "transcribed_speech": transcribed_figure,
     "bench": bench_figure,
+    "overload": overload_figure,
     "confirm": confirm_figure,
     "study": history,
 }
