@@ -20,7 +20,7 @@ from workbench.measure.campaign import Campaign, sizes_from
 LOAD_S = 120
 
 if __name__ == "__main__":
-    out, limit_s = Path(sys.argv[1]), float(os.environ.get("PART_S", "120"))
+    out, limit_s = Path(sys.argv[1]), float(os.environ.get("PART_S", "300"))
     campaign = Campaign(
         sizes_from(json.loads(os.environ.get("SIZES", "{}"))), out, lambda line: print(line, flush=True)
     )

@@ -47,7 +47,7 @@ class Sizes:
     """What is measured; the defaults are those of one H200.
 
     low, high: contexts of shortest and longest look-ahead; batches: of the cost tables; traffic_*: streams of the runs that correct them;
-    offline_*: batches and recordings; *_s: seconds of one run; capacity_search_s: after
+    offline_*: batches and recordings; *_s: seconds of one run, twin_s of all real runs of a pair; capacity_search_s: after
     which a search starts no further level; nemo_decoder_graphs: NeMo's own loop with its decoder's CUDA graphs, as is its default; resident_*: of the
     resident engine's parts, streams at low and high look-ahead (first and most).
     """
