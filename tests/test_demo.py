@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import os
 import signal
 import sqlite3
@@ -63,6 +64,8 @@ def test_interrupted_then_resumed_then_complete(tmp_path, monkeypatch, capsys):
     assert Record.load(out / "paced_best.json").kind == "paced"
     assert len(list((out / "live").glob("*.json"))) == 4
     page = (out / "report.html").read_text()
+    finding = said.out.split(".\nreport: ")[0].splitlines()[-1]
+    assert finding and finding in html.unescape(page), "the terminal says what the page says"
     assert "untrained weights" in page and "<svg" not in page.split("<body")[0]
 
     demo.run_demo(load_config({}, OVERRIDES), out, fresh=False)

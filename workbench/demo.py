@@ -311,10 +311,14 @@ def _study_folder(out: Path) -> Path:
 
 
 def _where(out: Path) -> None:
+    """The finding, which the live runs decide, and where things lie."""
+    from workbench.show.demo_report import demo_records, verdict
+
+    print(f"{verdict(demo_records(out))[0]}.")
     databases = sorted((out / "study").glob("*.db"))
     for title, path in (
         ("report", out / "report.html"),
-        ("best configuration", out / "best.yaml"),
+        ("best on the digital twin", out / "best.yaml"),
         *(("study database", path) for path in databases),
     ):
         if path.exists():

@@ -37,7 +37,7 @@ TOP_TRIALS = 10
 def write_demo_report(folder: str | Path) -> Path:
     """Write `report.html` from the records in `folder` and return its path. Raises RecordError if there are none."""
     root = Path(folder)
-    records = {name: Record.load(path) for name in NAMES if (path := root / f"{name}.json").exists()}
+    records = demo_records(root)
     if not records:
         raise RecordError(f"{root}: no records there; run the demo first")
     best = root / "best.yaml"
@@ -63,6 +63,11 @@ def write_demo_report(folder: str | Path) -> Path:
         sources=[(name, record.command, record.created_utc) for name, record in records.items()],
     )
     return write_report(root / "report.html", report)
+
+
+def demo_records(folder: Path) -> dict[str, Record]:
+    """The records of a demo that are there, by name."""
+    return {name: Record.load(path) for name in NAMES if (path := folder / f"{name}.json").exists()}
 
 
 def verdict(records: Mapping[str, Record]) -> tuple[str, str]:
