@@ -17,7 +17,7 @@ from workbench.measure.cost_table import CostTable
 from workbench.measure.costs import measure_costs
 from workbench.measure.loadgen import build_schedule
 from workbench.measure.paced import PacedOptions, run_paced
-from workbench.measure.traffic_costs import ENOUGH, TrafficWatch, traffic_costs
+from workbench.measure.traffic_costs import ENOUGH, UNTOLD, TrafficWatch, traffic_costs
 from workbench.measure.twin import simulate
 from workbench.measure.twin_check import Batching, TwinCheck, check_twin
 from workbench.results import Record
@@ -65,7 +65,9 @@ def test_a_step_slowed_in_traffic_costs_more_by_that_much(model, clips, lone, sl
     unseen, before = rows["steady", 2], next(r for r in lone.rows if (r["shape"], r["batch"]) == ("steady", 2))
     assert unseen["ms_p50"] == pytest.approx(before["ms_p50"] * costs.numbers["traffic_over_lone"], rel=1e-3)
     assert (costs.numbers["wake_us_per_item"] > 0) == (slots > 1)
-    assert costs.numbers["arrival_delay_us"] > 0
+    assert costs.numbers["dispatch_us"] > 0
+    # On a busy machine the generator may lag, which the record then says.
+    assert (costs.numbers["arrival_delay_us"] > 0) == (UNTOLD not in costs.notes)
     assert CostTable.from_record(costs).wake_s == pytest.approx(1e-6 * costs.numbers["wake_us_per_item"])
 
 
@@ -281,7 +283,7 @@ def test_the_twin_is_held_against_real_runs(model, clips, lone):
         assert row["latency_p95_difference"] == pytest.approx(expected)
     worst = max(abs(row["latency_p50_difference"]) for row in compared)
     assert record.numbers["p50_difference_max"] == pytest.approx(worst)
-    assert all(row["traffic_over_lone"] > 0 and row["arrival_delay_us"] > 0 for row in compared)
+    assert all(row["traffic_over_lone"] > 0 and row["dispatch_us"] + row["turnaround_us"] > 0 for row in compared)
     assert record.counters["costs"] == lone.rows
     assert {row["runs"] for row in compared} == {2} and record.numbers["seconds"] == 4.0
 

@@ -34,6 +34,7 @@ ENOUGH = 8  # batches of one size for a row of their own
 _KEPT = 400  # samples per row in the record
 Times = tuple[float, float, float, float]
 Cell = tuple[str, int]
+UNTOLD = "arrival_delay_us: taken as 0, since no load was played to its end by a generator that kept its times"
 
 
 @dataclass(frozen=True, order=True)
@@ -189,7 +190,7 @@ def _corrected(lone: Record, told: Told, alone: bool) -> Record:
             "after_idle_us": 1e3 * after_idle_ms,
             "wake_us_per_item": wake_us,
         },
-        notes=[*lone.notes, note],
+        notes=[*lone.notes, note, *([] if told.sent_late_s else [UNTOLD])],
     )
 
 
