@@ -18,12 +18,13 @@ Sources: NeMo `ConformerEncoder.setup_streaming_params`, `ConvSubsampling` (kern
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 from workbench.errors import ConfigError
 
 
-@dataclass(frozen=True)
-class Chunk:
+class Chunk(NamedTuple):
     """What step `index` feeds to the encoder: mel frames [start_mel - history_mel, stop_mel), dropping `drop_encoded` outputs."""
 
     index: int
@@ -90,22 +91,22 @@ class StreamGeometry:
         """Milliseconds of new audio per steady step."""
         return self.chunk_frames * self.frame_ms
 
-    @property
+    @cached_property
     def chunk_s(self) -> float:
         """Seconds of new audio per steady step: the period of a live stream."""
         return self.chunk_samples / self.sample_rate_hz
 
-    @property
+    @cached_property
     def first_mel_frames(self) -> int:
         """New mel frames of the first chunk (NeMo `chunk_size[0]`)."""
         return 1 + self.subsampling * self.right_frames
 
-    @property
+    @cached_property
     def next_mel_frames(self) -> int:
         """New mel frames of every later chunk (NeMo `chunk_size[1]`)."""
         return self.subsampling * self.chunk_frames
 
-    @property
+    @cached_property
     def history_mel_frames(self) -> int:
         """Earlier mel frames that the pre-encoder sees again (NeMo `pre_encode_cache_size[1]`)."""
         return self.subsampling + 1
@@ -120,7 +121,7 @@ class StreamGeometry:
         """Mel frames handed to the encoder in a steady step."""
         return self.history_mel_frames + self.next_mel_frames
 
-    @property
+    @cached_property
     def right_samples(self) -> int:
         """Samples after the centre of a mel frame that its window needs."""
         return self.window_samples // 2
@@ -150,8 +151,7 @@ class StreamGeometry:
 
     def chunk(self, index: int, stop_mel: int | None = None) -> Chunk:
         """Chunk `index`, cut at `stop_mel` where the recording ends inside it. Raises ConfigError if that leaves nothing."""
-        start = self.mel_start(index)
-        full_stop = start + (self.first_mel_frames if index == 0 else self.next_mel_frames)
+        start, full_stop = self.mel_start(index), self.mel_start(index + 1)
         stop = full_stop if stop_mel is None else min(full_stop, stop_mel)
         if index < 0 or stop <= start:
             raise ConfigError(f"chunk {index} starts at mel frame {start}; nothing is left before {stop_mel}")
@@ -162,7 +162,7 @@ class StreamGeometry:
 
     def chunk_ready_samples(self, index: int) -> int:
         """Samples that must have arrived before chunk `index` can run; live, this over the rate is when the chunk is due."""
-        return self.samples_for_mel(self.chunk(index).stop_mel)
+        return (self.mel_start(index + 1) - 1) * self.hop_samples + self.right_samples
 
     def chunks(self, samples: int) -> list[Chunk]:
         """Every chunk of a finished recording of `samples` samples, the last one cut at its end."""

@@ -4,7 +4,9 @@
 # Usage, in the repository root with the project importable:  bash studies/h200/run_measure.sh OUT [parts]
 # Parts, in this order: costs twin paced capacity_{fused,staged}_low costs_high capacity_{fused,staged}_high costs_eager_high capacity_nemo_high
 #   costs_eager capacity_nemo_low profile.
-# The resident engine's parts run only when they are named, best by themselves, since rows take most of the memory: resident_step
+# Only when they are named: dense dense_high dense_resident dense_resident_high, the cost tables of the studies of capacity; traffic traffic_high
+#   offline_costs, those of the other studies.
+# The resident engine's parts run only when they are named too, best by themselves, since rows take most of the memory: resident_step
 #   capacity_resident_low capacity_resident_low_bf16 capacity_resident_high capacity_resident_high_bf16.
 # TOTAL_S (1,800 s) bounds the whole; SIZES='{"model":"tiny",...}' makes it small (see the Sizes dataclass).
 set -uo pipefail

@@ -46,7 +46,8 @@ STARTS_AT = 0.6  # of what the twin predicts from costs of a lone loop, which ar
 class Sizes:
     """What is measured; the defaults are those of one H200.
 
-    low, high: contexts of shortest and longest look-ahead; batches: of the cost tables; traffic_*: streams of the runs that correct them;
+    low, high: contexts of shortest and longest look-ahead; batches: of the cost tables; traffic_*: streams of the runs that correct them; dense_*: the
+    same up to near what is carried, for studies of capacity;
     offline_*: batches and recordings; *_s: seconds of one run, twin_s of all real runs of a pair; capacity_search_s: after
     which a search starts no further level; nemo_decoder_graphs: NeMo's own loop with its decoder's CUDA graphs, as is its default; resident_*: of the
     resident engine's parts, streams at low and high look-ahead (first and most).
@@ -61,6 +62,10 @@ class Sizes:
     repeats: int = 6
     traffic_streams_low: tuple[int, ...] = (8, 24, 40)
     traffic_streams_high: tuple[int, ...] = (64, 192, 320)
+    dense_streams_low: tuple[int, ...] = (8, 40, 100)
+    dense_streams_high: tuple[int, ...] = (64, 256, 768)
+    dense_streams_resident_low: tuple[int, ...] = (32, 128, 320)
+    dense_streams_resident_high: tuple[int, ...] = (128, 512, 1536)
     traffic_s: float = 4.0
     offline_batches: tuple[int, ...] = (1, 4, 16, 64)
     offline_lengths_s: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
@@ -104,6 +109,10 @@ class Campaign:
             "traffic_high": lambda: self._traffic(
                 f"stage_costs_{self._chunk_ms(high)}ms", high, sizes.traffic_streams_high
             ),
+            "dense": lambda: self._dense("nemo", low, sizes.dense_streams_low),
+            "dense_high": lambda: self._dense("nemo", high, sizes.dense_streams_high),
+            "dense_resident": lambda: self._dense("resident", low, sizes.dense_streams_resident_low),
+            "dense_resident_high": lambda: self._dense("resident", high, sizes.dense_streams_resident_high),
             "offline_costs": self._offline_costs,
             "costs_eager_high": lambda: self._costs(f"stage_costs_eager_{self._chunk_ms(high)}ms", high, False),
             "capacity_nemo_high": lambda: self._capacity("nemo-loop", high),
@@ -160,7 +169,9 @@ class Campaign:
             self._loaded = loaded = with_label_rate(loaded, sizes.label_rate_hz)
         return loaded
 
-    def _config(self, context: tuple[int, int], graphed: bool, pipeline: str = "fused") -> Config:
+    def _config(
+        self, context: tuple[int, int], graphed: bool, pipeline: str = "fused", encoder: str = "nemo"
+    ) -> Config:
         sizes, top = self.sizes, max(self.sizes.batches)
         config = load_config(
             {
@@ -171,6 +182,7 @@ class Campaign:
                     "max_symbols": sizes.max_symbols,
                     "label_rate_hz": sizes.label_rate_hz,
                     "cuda_graphs": graphed,
+                    "encoder": encoder,
                     "pipeline": pipeline,
                     "batching": {
                         "enabled": True,
@@ -189,20 +201,29 @@ class Campaign:
     def _save(self, record: Record, name: str) -> None:
         record.save(self.out / f"{name}.json")
 
-    def _costs(self, name: str, context: tuple[int, int], graphed: bool) -> None:
+    def _costs(self, name: str, context: tuple[int, int], graphed: bool, encoder: str = "nemo") -> None:
         batches = self.sizes.batches if graphed else self.sizes.eager_batches
-        with Recognizer(self._model(context), self._config(context, graphed)) as recognizer:
+        config = self._config(context, graphed, encoder=encoder)
+        with Recognizer(self._model(context), config) as recognizer:
             recognizer.warm_up()
             record = measure_costs(recognizer, self._clips, batches, self.sizes.repeats, kinds=BATCHED_KINDS)
             record.counters["graphs"] = recognizer.graph_counters()
         self._save(record, name)
 
-    def _traffic(self, name: str, context: tuple[int, int], streams: tuple[int, ...]) -> None:
+    def _dense(self, encoder: str, context: tuple[int, int], streams: tuple[int, ...]) -> None:
+        """Costs in a lone loop and then in traffic up to near what is carried."""
+        name = f"dense_costs_{encoder}_{self._chunk_ms(context)}ms"
+        self._costs(name, context, True, encoder)
+        self._traffic(name, context, streams, encoder)
+
+    def _traffic(
+        self, name: str, context: tuple[int, int], streams: tuple[int, ...], encoder: str = "nemo"
+    ) -> None:
         """The costs of `name` as live traffic pays them, in its place; those of the lone loop stay as `NAME_lone`."""
         lone = Record.load(self.out / f"{name}.json")
         rows = max(2 * max(streams), max(self.sizes.batches))
         config = replace(
-            self._config(context, True),
+            self._config(context, True, encoder=encoder),
             **{"asr.batching.state_arena_slots": rows, "load.seconds": self.sizes.traffic_s},
         )
         loads = [replace(config, **{"load.streams": number}).load for number in streams]
@@ -233,9 +254,8 @@ class Campaign:
         """A row per number of streams; a level that could not be measured is a note. encoder: as in `asr.encoder`."""
         context, sizes = self.sizes.low, self.sizes
         config = replace(
-            self._config(context, True),
+            self._config(context, True, encoder=encoder),
             **{
-                "asr.encoder": encoder,
                 "asr.batching.state_arena_slots": 2 * max(sizes.paced_streams),
                 "load.seconds": sizes.paced_s,
             },

@@ -27,7 +27,7 @@ STAGE = "step"
 CAPTURE = "capture"
 MOST_BATCH = 65_536
 # Numbers of a record that was measured in traffic.
-TRAFFIC = ("wake_us_per_item", "arrival_delay_us", "after_idle_us", "dispatch_us", "turnaround_us")
+TRAFFIC = ("wake_us_per_item", "arrival_delay_us", "after_idle_us", "dispatch_us", "turnaround_us", "handover_us")
 # A worker that had nothing to do for this long begins its next step with cold caches and a sleeping thread.
 IDLE_S = 1e-3
 # (mel frames fed, outputs dropped, cut by the end): what the recogniser's own steps must share to run as one batch.
@@ -71,7 +71,8 @@ class CostTable:
     Shapes are the kinds of step `first`, `second`, `steady` and `cut`; mel_frames: what each was fed, where the record says so;
     captures: what its CUDA graphs take, where that was measured. Seconds, where a record measured in traffic says so: wake_s to tell one caller of a
     batch of its result; arrival_s from when a chunk is due until it is queued; after_idle_s that a step takes longer on a worker that was idle;
-    dispatch_s and turnaround_s from when a batch may leave until a worker begins with it, one that was idle and one that was busy until then.
+    dispatch_s and turnaround_s from when a batch may leave until a worker begins with it, one that was idle and one that was busy until then;
+    handover_s that the interpreter is busy with handing over one chunk.
     """
 
     curves: dict[str, tuple[tuple[int, ...], Floats]]
@@ -82,6 +83,7 @@ class CostTable:
     after_idle_s: float = 0.0
     dispatch_s: float = 0.0
     turnaround_s: float = 0.0
+    handover_s: float = 0.0
 
     @classmethod
     def from_record(cls, record: Record, stage: str = STAGE) -> CostTable:
@@ -162,6 +164,8 @@ class CostTable:
         plain: dict[str, Any] = {shape: [b, grid.tolist()] for shape, (b, grid) in sorted(self.curves.items())}
         if any(traffic := [self.wake_s, self.arrival_s, self.after_idle_s, self.dispatch_s, self.turnaround_s]):
             plain["traffic"] = traffic
+        if self.handover_s:  # younger than the studies of records without it
+            plain["handover"] = self.handover_s
         if self.captures is not None:
             plain[CAPTURE] = [sorted(self.captures.by_batch.items()), self.captures.pool_bytes]
         return hashlib.sha256(json.dumps(plain).encode()).hexdigest()[:12]

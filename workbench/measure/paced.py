@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -54,8 +55,8 @@ def run_paced(
 ) -> Record:
     """Play `load` against `recognizer` and return the record of latencies, batches and, if wanted, transcripts that differ from a lone run.
 
-    `push_p50_ms` is what handing over a chunk takes its caller. Raises ConfigError if the arena has fewer rows than streams, LoadNotCarried if chunks were refused or the run was given up,
-    GeneratorLagged if the generator was late, StepTimeout if the backlog does not drain within the bound.
+    `push_p50_ms` is what handing over a chunk takes its caller, `push_cpu_us` (a mean) how long its thread computes for it. Raises ConfigError if the
+    arena has fewer rows than streams, LoadNotCarried if chunks were refused or the run was given up, GeneratorLagged if the generator was late, StepTimeout if the backlog does not drain within the bound.
     """
     options = options or PacedOptions()
     if recognizer.arena.rows < load.streams:
@@ -77,6 +78,7 @@ def run_paced(
         "paced", config, schedule, times_s, {**recognizer.metrics.snapshot(), **recognizer.arena.snapshot()}
     )
     record.numbers["push_p50_ms"] = 1e3 * float(np.median(run.taken_s - run.sent_s))
+    record.numbers["push_cpu_us"] = run.push_cpu_us
     if options.compare:
         record.numbers.update(transcript_mismatches=run.mismatches(), transcripts_compared=run.compared)
     record.notes.extend(recognizer.loaded.notes)
@@ -104,22 +106,25 @@ class _Run:
         self._opened: list[Stream] = []
         self._pushed: dict[int, int] = {}
         self._final_text: dict[int, str] = {}
+        # As lists: reading single elements of arrays would cost the generator as much as a lock.
+        self._plan = list(
+            zip(schedule.utterance.tolist(), schedule.stop_samples.tolist(), schedule.final.tolist(), strict=True)
+        )
         self._left = len(schedule)
         self._late, self._most_late = 0, int(options.most_late_share * len(schedule))
         self._lag = LagWatch(len(schedule), lateness_bound_s(schedule.chunk_s))
         self._changed = threading.Condition()
         self._row_of = {
-            (int(u), -1 if final else int(c)): row
-            for row, (u, c, final) in enumerate(
-                zip(schedule.utterance, schedule.chunk_index, schedule.final, strict=True)
-            )
+            (u, -1 if final else c): row
+            for row, ((u, _, final), c) in enumerate(zip(self._plan, schedule.chunk_index.tolist(), strict=True))
         }
         self.compared = 0
+        self.push_cpu_us = 0.0
 
     def play(self, progress: Callable[[float], None]) -> None:
         """Send every row when it is due."""
         self._origin_s = self._clock.now() + _LEAD_S
-        reported_s = 0.0
+        reported_s, cpu_s = 0.0, time.thread_time()
         for row, due_s in enumerate(self._schedule.due_s.tolist()):
             self._clock.sleep_until(self._origin_s + due_s)
             self.sent_s[row] = self._clock.now() - self._origin_s
@@ -133,6 +138,7 @@ class _Run:
             if due_s - reported_s > 0.2:
                 reported_s = due_s
                 progress(due_s)
+        self.push_cpu_us = 1e6 * (time.thread_time() - cpu_s) / max(1, len(self._schedule))
 
     def _give_up(self, row: int, due_s: float) -> None:
         schedule = self._schedule
@@ -182,7 +188,7 @@ class _Run:
 
     def _send(self, row: int) -> None:
         schedule = self._schedule
-        utterance = int(schedule.utterance[row])
+        utterance, stop, final = self._plan[row]
         clip = self._clips[schedule.utterances[utterance].clip]
         try:
             stream = self._streams.get(utterance)
@@ -192,10 +198,9 @@ class _Run:
                 )
                 self._streams[utterance] = stream
                 self._opened.append(stream)
-            start, stop = self._pushed.get(utterance, 0), int(schedule.stop_samples[row])
-            stream.push(clip[start:stop])
+            stream.push(clip[self._pushed.get(utterance, 0) : stop])
             self._pushed[utterance] = stop
-            if schedule.final[row]:
+            if final:
                 del self._streams[utterance]
                 stream.end()
             else:

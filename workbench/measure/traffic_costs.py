@@ -8,7 +8,8 @@ interpreter and, on a CPU, the caches and cores; between batches lie the settlin
 times are taken while real runs play. Sizes seen often enough replace the row of the lone loop; the others are scaled by the same factor. Also taken:
 how long after it was due a chunk is queued (`arrival_delay_us`: the generator's waking up and the handing over), how long after a batch may leave a
 worker begins with it, one that was idle (`dispatch_us`) and one that was busy until then (`turnaround_us`), how much longer a step takes on a worker that
-was idle (`after_idle_us`; the rows are without it), and what telling one caller takes.
+was idle (`after_idle_us`; the rows are without it), what telling one caller takes (`wake_us_per_item`), and how long a caller's thread computes for a
+chunk that it hands over (`handover_us`).
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ class TrafficWatch:
         # Where steady and second chunks have one shape they share batches, and the table calls them steady.
         self._kinds = {geometry.chunk(number).input_mel_frames: kind for number, kind in ((1, "second"), (2, "steady"))}
         self.sent_late_s: list[float] = []
+        self.handover_s: list[float] = []
         self._delay_s = 1e-6 * recognizer.config.asr.batching.max_queue_delay_us
         # Workers tell of their batches from several threads, the next one's sometimes before that of the one before: here in no order.
         self._batches: list[_Seen] = []
@@ -90,6 +92,7 @@ class TrafficWatch:
                 except (GeneratorLagged, LoadNotCarried, StepTimeout):
                     continue
                 self.sent_late_s.append(1e-3 * (numbers["generator_late_p50_ms"] + numbers["push_p50_ms"]))
+                self.handover_s.append(1e-6 * numbers["push_cpu_us"])
         finally:
             self._workers.watch = None
 
@@ -97,6 +100,7 @@ class TrafficWatch:
         """Count what another watch of the same recogniser saw as seen."""
         self._batches.extend(other._batches)
         self.sent_late_s.extend(other.sent_late_s)
+        self.handover_s.extend(other.handover_s)
 
     def corrected(self, lone: Record) -> Record:
         """`lone` as `traffic_costs` returns it, by all that was seen. Raises ConfigError where no size was seen often enough."""
@@ -104,10 +108,8 @@ class TrafficWatch:
 
     def told(self) -> Told:
         """What the batches say of their workers, in the order in which they began."""
-        told, free_at = (
-            Told(sent_late_s=list(self.sent_late_s)),
-            math.nan,
-        )  # what came before the very first is not known
+        told = Told(sent_late_s=list(self.sent_late_s), handover_s=list(self.handover_s))
+        free_at = math.nan  # what came before the very first is not known
         for batch in sorted(self._batches):
             idle = batch.begun - free_at > IDLE_S
             told.steps.setdefault(batch.cell, []).append((batch.ended - batch.begun, idle))
@@ -147,13 +149,15 @@ class TrafficWatch:
 @dataclass
 class Told:
     """Seconds: `steps` of each kind and (padded) size, with whether the worker was idle before; `wake_s` to tell one caller; `dispatch_s` and
-    `turnaround_s` to begin with a batch; `sent_late_s` from when a chunk is due until it is queued, one per load."""
+    `turnaround_s` to begin with a batch; one per load: `sent_late_s` from when a chunk is due until it is queued, `handover_s` that its caller computes
+    for it."""
 
     steps: dict[Cell, list[tuple[float, bool]]] = field(default_factory=dict)
     wake_s: list[float] = field(default_factory=list)
     dispatch_s: list[float] = field(default_factory=list)
     turnaround_s: list[float] = field(default_factory=list)
     sent_late_s: list[float] = field(default_factory=list)
+    handover_s: list[float] = field(default_factory=list)
 
 
 def _corrected(lone: Record, told: Told, alone: bool) -> Record:
@@ -173,9 +177,9 @@ def _corrected(lone: Record, told: Told, alone: bool) -> Record:
     rows = [_scaled(row, factor) for row in lone.rows if (row.get("shape"), row.get("batch")) not in seen]
     rows += [_row(shape, batch, seen[shape, batch], frames) for shape, batch in sorted(seen)]
     wake_us = 0.0 if alone else float(np.median(told.wake_s)) * 1e6
-    arrival_us, dispatch_us, turnaround_us = (
+    arrival_us, dispatch_us, turnaround_us, handover_us = (
         float(np.median(seconds)) * 1e6 if seconds else 0.0
-        for seconds in (told.sent_late_s, told.dispatch_s, told.turnaround_s)
+        for seconds in (told.sent_late_s, told.dispatch_s, told.turnaround_s, told.handover_s)
     )
     note = f"costs in traffic: {len(seen)} of {len(rows)} rows from the workers of paced runs, the others those of a lone loop × {factor:.2f}"
     return dataclasses.replace(
@@ -187,6 +191,7 @@ def _corrected(lone: Record, told: Told, alone: bool) -> Record:
             "arrival_delay_us": arrival_us,
             "dispatch_us": dispatch_us,
             "turnaround_us": turnaround_us,
+            "handover_us": handover_us,
             "after_idle_us": 1e3 * after_idle_ms,
             "wake_us_per_item": wake_us,
         },

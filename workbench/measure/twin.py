@@ -10,6 +10,9 @@ table of measured milliseconds per batch size; the queues, their rules and the l
 One worker takes one batch at a time and is busy for its cost; it begins a little after the batch may leave, if the record says so. The next chunk of an utterance is submitted when the one before it is
 finished, as a live stream does, because a step needs the state that the step before it left. Where the step is graphed, a batch is
 padded up the ladder and costs what the padded one costs. A full queue ends the run with an error, as it does live.
+
+Callers hand over their chunks and are told of results one after the other, since one interpreter does both: that bounds the chunks a second of one
+process, whatever its device could do. What a step itself takes of the interpreter is in its measured cost.
 """
 
 from __future__ import annotations
@@ -53,7 +56,7 @@ def simulate(config: Config, costs: CostTable, schedule: Schedule, cohort: int =
     batching = config.asr.batching
     if not batching.enabled:  # the scalar path: callers take turns, one stream at a time, without a timer
         batching = dataclasses.replace(batching, max_queue_delay_us=0)
-        costs = dataclasses.replace(costs, dispatch_s=0.0, turnaround_s=0.0)  # the caller is the worker
+        costs = dataclasses.replace(costs, dispatch_s=0.0, turnaround_s=0.0, handover_s=0.0)  # the caller is the worker
     cap = effective_batch_cap(batching)[0]
     batcher: MicroBatcher[int] = MicroBatcher.from_config(batching, cap=cap, metrics=StageMetrics(STAGE))
     ladder = graphed_ladder(config, cap)
@@ -213,6 +216,8 @@ class _Run:
         self.completed_s: list[float] = [math.nan] * len(schedule)
         self._batcher, self._worker, self._barrier = batcher, worker, barrier
         self._arrival_s, self._wake_s = worker.costs.arrival_s, worker.costs.wake_s
+        self._handover_s = worker.costs.handover_s
+        self._callers_at = -math.inf  # when the interpreter has time for the next caller
         # Batched, the end of an utterance leaves without waiting for company, as it does live.
         self._cohort = np.where(schedule.final & (cohort is not None), 1, cohort or 0).tolist()
         self._due_s: list[float] = schedule.due_s.tolist()
@@ -229,12 +234,13 @@ class _Run:
 
     def play(self) -> None:
         """Process events until every row has completed."""
-        due_s, batcher, arrive = self._due_s, self._batcher, self._arrive
+        due_s, batcher, arrive, handover_s = self._due_s, self._batcher, self._arrive, self._handover_s
         rows, row = len(due_s), 0
         while True:
             if self._running is None:
                 deadline = batcher.next_deadline() if self._takes_at is None else self._takes_at
-                event = min(due_s[row] if row < rows else math.inf, math.inf if deadline is None else deadline)
+                at = max(due_s[row], self._callers_at) if row < rows else math.inf
+                event = min(at, math.inf if deadline is None else deadline)
                 if self._barrier is not None:
                     event = min(event, self._barrier.deadline)
                 if event == math.inf:
@@ -243,7 +249,14 @@ class _Run:
             else:
                 now = self.now = self._done_at
             while row < rows and due_s[row] <= now:
-                arrive(row, due_s[row])
+                if handover_s:
+                    at = max(due_s[row], self._callers_at)
+                    if at > now:
+                        break
+                    self._callers_at = at + handover_s
+                    arrive(row, at)
+                else:
+                    arrive(row, due_s[row])
                 row += 1
             if self._barrier is not None and self._barrier.deadline <= now:
                 self._let_in(self._barrier)
@@ -312,9 +325,12 @@ class _Run:
         batch, self._running, self._idle_since = self._running, None, now
         self._batcher.finish(batch, now)
         completed, busy, backlogs = self.completed_s, self._busy, self._backlog
+        told_from = max(now, self._callers_at)
+        if self._handover_s:
+            self._callers_at = told_from + len(batch.items) * self._wake_s
         for position, row in enumerate(batch.items, 1):
             # Everything runs `arrival_s` behind the load; callers learn of the results one after the other.
-            completed[row] = now + self._arrival_s + position * self._wake_s
+            completed[row] = told_from + self._arrival_s + position * self._wake_s
             utterance = self._utterance[row]
             busy[utterance] = False
             if utterance in backlogs:

@@ -168,28 +168,30 @@ def _segment(item: AudioItem, file: Any) -> Samples:
 
 def as_speech(samples: npt.ArrayLike, rate_hz: int, sample_rate_hz: int, item: AudioItem | None = None) -> Samples:
     """Check a mono signal [samples] and resample it to `sample_rate_hz` as contiguous float32."""
-    source = item or AudioItem(Path("samples"))
     data = np.asarray(samples)
     if data.dtype.kind == "i":
         data = data.astype(np.float32) / -float(np.iinfo(data.dtype).min)
-    if data.ndim != 1 or data.dtype.kind != "f":
-        raise source.error(
-            f"got an array of shape {data.shape} and type {data.dtype}; allowed is one channel [samples]"
-        )
-    if data.size == 0:
-        raise source.error("the audio holds no samples")
-    if not np.isfinite(data).all():
-        raise source.error(f"{int((~np.isfinite(data)).sum())} samples are NaN or infinite")
-    peak = float(np.abs(data).max())
-    if peak > MAX_PEAK:
-        raise source.error(
-            f"a peak of {peak:.4g}; allowed is {MAX_PEAK:g}, full scale is 1 (divide 16-bit values by 32768)"
-        )
+    if problem := _problem(data):
+        raise (item or AudioItem(Path("samples"))).error(problem)
     if rate_hz != sample_rate_hz:
         import soxr
 
         data = soxr.resample(data.astype(np.float32), rate_hz, sample_rate_hz, quality="HQ")
     return np.ascontiguousarray(data, dtype=np.float32)
+
+
+def _problem(data: npt.NDArray[Any]) -> str | None:
+    """What is wrong with a mono signal, if anything. Two reductions for a good one: this runs for every piece that a live caller pushes."""
+    if data.ndim != 1 or data.dtype.kind != "f":
+        return f"got an array of shape {data.shape} and type {data.dtype}; allowed is one channel [samples]"
+    if data.size == 0:
+        return "the audio holds no samples"
+    peak = max(float(data.max()), -float(data.min()))  # NaN where any sample is
+    if peak <= MAX_PEAK:
+        return None
+    if lost := int((~np.isfinite(data)).sum()):
+        return f"{lost} samples are NaN or infinite"
+    return f"a peak of {peak:.4g}; allowed is {MAX_PEAK:g}, full scale is 1 (divide 16-bit values by 32768)"
 
 
 def _manifest_item(manifest: Path, number: int, data: Any) -> AudioItem:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -76,10 +77,16 @@ def step_item(
 
 def step_key(geometry: StreamGeometry, chunk: Chunk, has_bias: bool = False, extend: bool = False) -> StepKey:
     """The compatibility key of a chunk; `extend` as in `step_item`."""
-    full = geometry.chunk(chunk.index)
-    if extend or chunk == full:
-        return StepKey(full.input_mel_frames, chunk.drop_encoded, False, has_bias)
+    # From the third chunk on all are alike.
+    full = _full_key(geometry, min(chunk.index, 2), chunk.drop_encoded, has_bias)
+    if extend or chunk.input_mel_frames == full.input_mel_frames:
+        return full
     return StepKey(chunk.input_mel_frames, chunk.drop_encoded, True, has_bias)
+
+
+@lru_cache(maxsize=256)
+def _full_key(geometry: StreamGeometry, index: int, drop_encoded: int, has_bias: bool) -> StepKey:
+    return StepKey(geometry.chunk(index).input_mel_frames, drop_encoded, False, has_bias)
 
 
 class RowEncoder:
@@ -91,9 +98,9 @@ class RowEncoder:
         self._dtype = getattr(torch, loaded.dtype)
 
     def __call__(self, mel_BFT: torch.Tensor, items: Sequence[StepItem]) -> tuple[torch.Tensor, torch.Tensor]:
-        """mel [B, F, T] of items with one key -> encoded [B, D, T'], lengths [B]; the caches of the rows move on."""
-        batch, key = len(items), items[0].key
-        size = self._padded_size(batch, key)
+        """mel [B, F, T] or [size_of(items), F, T] of items with one key -> encoded [B, D, T'], lengths [B]; the caches of the rows move on."""
+        batch, key, size = len(items), items[0].key, self.size_of(items)
+        self.padded_rows += size - batch
         index = self.arena.indices([item.row for item in items], size)
         channel, time, length = self.arena.gather_encoder(index)
         mel, mel_length = self._masked(mel_BFT.to(self._dtype), items, size)
@@ -116,16 +123,15 @@ class RowEncoder:
         for position, length in enumerate(lengths):
             if length < frames:
                 mel_BFT[position, :, length:] = 0
-        if size > len(items):
-            mel_BFT = torch.nn.functional.pad(mel_BFT, (0, 0, 0, 0, 0, size - len(items)))
+        if (missing := size - mel_BFT.size(0)) > 0:
+            mel_BFT = torch.nn.functional.pad(mel_BFT, (0, 0, 0, 0, 0, missing))
         return mel_BFT, torch.tensor(lengths, dtype=torch.long).to(mel_BFT.device, non_blocking=True)
 
-    def _padded_size(self, batch: int, key: StepKey) -> int:
-        if self.ladder is None or key.cut:  # cut chunks never run as graphs, so padding them would be waste
-            return batch
-        size = bucket_for(batch, self.ladder)
-        self.padded_rows += size - batch
-        return size
+    def size_of(self, items: Sequence[StepItem]) -> int:
+        """The batch size that items with one key are filled up to."""
+        if self.ladder is None or items[0].key.cut:  # cut chunks never run as graphs, so padding them would be waste
+            return len(items)
+        return bucket_for(len(items), self.ladder)
 
 
 def apply_prompts(model: Any, encoded_BDT: torch.Tensor, prompts: Sequence[int]) -> torch.Tensor:
@@ -153,9 +159,9 @@ def prompt_index(model: Any, language: str | None) -> int:
         if language is not None:
             raise InputError(f"language: got {language!r}; this model takes no language prompt")
         return 0
-    known = dict(model.cfg.model_defaults.get("prompt_dictionary", {}))
     if language is None:
         return int(getattr(model, "_inference_prompt_index", 0))
+    known = dict(model.cfg.model_defaults.get("prompt_dictionary", {}))
     if language not in known:
         raise InputError(f"language: got {language!r}; this model knows {', '.join(map(str, known))}")
     return int(known[language])

@@ -24,10 +24,11 @@ class AudioBuffer:
     """Samples of one stream. Pre-emphasis is applied on arrival, since it needs the sample before."""
 
     def __init__(self, geometry: StreamGeometry, preemphasis: float | None, n_fft: int) -> None:
-        self.geometry, self._preemphasis, self._half = geometry, preemphasis, n_fft // 2
+        self.geometry, self._half = geometry, n_fft // 2
+        self._preemphasis = np.float32(preemphasis or 0.0)
         self._kept: Samples = np.zeros(0, np.float32)
         self._kept_from = 0
-        self._last = np.zeros(1, np.float32)
+        self._last = np.float32(0)
         self._next_chunk = 0
         self.received_samples = 0
         self.ended = False
@@ -38,11 +39,17 @@ class AudioBuffer:
             raise StreamClosed("audio was pushed after the end of the stream")
         if samples.size == 0:
             return
-        sharpened = samples
+        kept = np.empty(self._kept.size + samples.size, np.float32)
+        kept[: self._kept.size] = self._kept
+        added = kept[self._kept.size :]
         if self._preemphasis:
-            sharpened = samples - np.float32(self._preemphasis) * np.concatenate((self._last, samples[:-1]))
-        self._last = samples[-1:].copy()
-        self._kept = np.concatenate((self._kept, sharpened))
+            np.multiply(samples[:-1], self._preemphasis, out=added[1:])
+            added[0] = self._preemphasis * self._last
+            np.subtract(samples, added, out=added)
+            self._last = samples[-1]
+        else:
+            added[:] = samples
+        self._kept = kept
         self.received_samples += samples.size
 
     def end(self) -> None:

@@ -68,7 +68,7 @@ class StagedStage:
 
     def run(self, items: Sequence[StepItem]) -> list[StepResult]:
         """The whole step of a batch with equal keys. Results in the order of the items."""
-        blocks = blocks_of(items)
+        blocks = blocks_of(items, self.encoder.size_of(items))
         with self.device_lock, torch.inference_mode():
             with record_function("workbench.frontend"):
                 mel_BFT = self.frontend(blocks)

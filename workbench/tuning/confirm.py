@@ -7,9 +7,11 @@
 The winner runs twice a round, under two names (A/A): what differs between the two is noise. Every round goes through all of them in the other
 direction, so that a slow half minute falls on all alike; the first has default and best at its front, should the time not be enough for more.
 
-In a study of capacity a configuration that breaks a limit goes on with fewer streams in its next turn. One whose load generator lagged does at
-once, and no other starts at a pace of chunks at which a generator has lagged: that is the machine's bound, and the row says so
-(`held_below_streams`). A configuration that the device refuses, for want of memory say, is a row with the reason and runs no more.
+In a study of capacity each configuration has a search of its own (`level_search`): one that breaks a limit goes on with fewer streams in its next
+turn, one that keeps all with more, until the level that it carries is known within a tenth. One whose load generator lagged, or for which the device
+had no memory, goes on with fewer at once while nothing of it is measured. How soon a generator lags depends on how busy the configuration keeps the
+interpreter, so it holds no other; the row says below which level it is held (`held_below_streams`). A configuration that is refused for what no
+smaller level mends is a row with the reason and runs no more.
 """
 
 from __future__ import annotations
@@ -21,21 +23,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from workbench.config import Config, replace, to_dict
-from workbench.errors import ConfigError, GeneratorLagged, InputError, ModelError, StepTimeout
+from workbench.errors import ConfigError, DeviceMemoryError, GeneratorLagged, InputError, ModelError, StepTimeout
 from workbench.results import Record, environment
+from workbench.tuning.level_search import LevelSearch
 from workbench.tuning.live_host import LiveHost, LiveRun
-from workbench.tuning.live_plan import STEP_DOWN_LAGGED, OfflinePlan, step_down
+from workbench.tuning.live_plan import STEP_DOWN_LAGGED, STEP_DOWN_REFUSED, OfflinePlan, step_down
 from workbench.tuning.result import StudyResult, TrialRow
-from workbench.tuning.rule import derived
+from workbench.tuning.rule import MOST_STREAMS, derived
 from workbench.tuning.spec import STREAMS, StudySpec, at_streams, with_rows
 
-__all__ = ["AGAIN", "ConfirmOptions", "LiveHost", "confirm", "contestants"]
+__all__ = ["AGAIN", "HELD", "ConfirmOptions", "LiveHost", "confirm", "contestants"]
 
 # Traffic of the real runs: neither that of the trials nor that of their fresh comparison.
 LIVE_SEEDS = 3000
 AGAIN = "best_again"
-# Rounds more for the configurations of a study of capacity whose last run was above what they carry.
-EXTRA_ROUNDS = 4
+# Of a configuration in a study of capacity: the load generator lagged at this level, so it may carry more than it was run with.
+HELD = "held_below_streams"
+# Rounds more for the configurations of a study of capacity whose level is not yet found.
+EXTRA_ROUNDS = 8
 # Runs in one turn until one is measured: on the way down to a level that can be spoken, or to recordings that can be done in time; at one load.
 TRIES_DOWN, TRIES_EQUAL = 6, 2
 # By the twin, where a study's trials do not say it: real time.
@@ -44,8 +49,9 @@ _UNKNOWN_RTFX = 1.0
 
 @dataclass(frozen=True)
 class ConfirmOptions:
-    """seconds: of one run; rounds: runs of each configuration; finalists: of the study, its best among them; budget_s: no run is begun that would
-    not end within it, except the first; loading the model is not counted. most_streams: of any run, for a small machine."""
+    """seconds: of one run; rounds: turns of each configuration, of one that is still searching its level up to EXTRA_ROUNDS more; finalists: of the
+    study, its best among them; budget_s: no run is begun that would not end within it, except the first; loading the model is not counted.
+    most_streams: of any run, for a small machine."""
 
     seconds: float = 4.0
     rounds: int = 2
@@ -84,12 +90,9 @@ class _Confirmation:
         self.entered = {
             label: self._entered(config) for label, config in contestants(result, options.finalists).items()
         }
-        self.streams = {label: config.load.streams for label, config in self.entered.items()}
+        self.searches = {label: self._search(config.load.streams) for label, config in self.entered.items()}
         self.rows: list[dict[str, Any]] = []
         self.notes: list[str] = []
-        # The slowest pace in chunks a second at which the load generator lagged, and by label the streams that it held a configuration below.
-        self.lagged: float | None = None
-        self.held: dict[str, int] = {}
         # Configurations that the device refuses: a further run would be told the same.
         self.refused: set[str] = set()
         self.loaded_notes = host.notes(result.default_config.asr)
@@ -108,6 +111,7 @@ class _Confirmation:
         for label in self.entered:
             if not any(row["label"] == label for row in self.rows):
                 self.rows.append({"label": label, "round": 1, "kept": None, "why": f"not run: {self._spent()}"})
+            self._tell_open(label)
         self.keep(self.record())
 
     def record(self) -> Record:
@@ -143,6 +147,10 @@ class _Confirmation:
             },
         )
 
+    def _search(self, streams: int) -> LevelSearch:
+        """From the level of the twin; only in a study of capacity is it ever left, and then for none that the twin would not try either."""
+        return LevelSearch(streams, most=max(streams, min(self.options.most_streams, MOST_STREAMS)))
+
     def _planned(self) -> OfflinePlan | None:
         if self.spec.offline is None:
             return None
@@ -153,79 +161,77 @@ class _Confirmation:
 
     def _turn(self, number: int) -> list[str]:
         """Who runs in a round, and in which order; in the rounds beyond the last only who has not found its level."""
-        last = {row["label"]: row["kept"] for row in self.rows}
         labels = [
             label
             for label in self.entered
-            if label not in self.refused and (number < self.options.rounds or last.get(label) is not True)
+            if label not in self.refused and (number < self.options.rounds or not self.searches[label].closed)
         ]
         return labels[:: -1 if number % 2 else 1]
 
     def _take_turn(self, label: str, number: int) -> bool:
-        """Runs of one configuration until one is measured; False if there was no time for any."""
+        """Runs of one configuration until one tells enough; False if there was no time for any."""
         tries = TRIES_DOWN if self.spec.finds_capacity or self.spec.offline is not None else TRIES_EQUAL
         for attempt in range(tries):
             if not self._fits(label):
                 if attempt:
                     self._tell(f"{label}: not tried again: {self._spent()}")
                 return attempt > 0
-            if self._run(label, number) or (self.streams[label] == 1 and attempt + 1 >= TRIES_EQUAL):
-                break  # measured, or at the lowest level there is
+            if self._run(label, number):
+                break
         return True
 
     def _run(self, label: str, number: int) -> bool:
-        """One run and its row; False where the next one of the same turn may be measured."""
-        if self.spec.finds_capacity:
-            self._hold(label)
+        """One run and its row; False where the next one of the same turn may tell more."""
         begun_s = self.clock()
         row, error = self._measured(label, number)
-        row = {**row, "round": number + 1, "took_s": round(self.clock() - begun_s, 3)}
+        enough = (self._searched if self.spec.finds_capacity else self._at_one_load)(label, row, error)
+        held = self.searches[label].held
+        about = {} if held is None else {HELD: held}
+        row = {**row, **about, "round": number + 1, "took_s": round(self.clock() - begun_s, 3)}
         self.rows.append(row)
         self.host.say(f"  {self.spec.name}: {label}: {_told(self.spec, row)}")
         self.keep(self.record())
-        if isinstance(error, GeneratorLagged):
-            if self.spec.finds_capacity:
-                # A generator's pace is that of chunks, and configurations of one study may differ in look-ahead.
-                pace = row["streams"] / self.host.chunk_s(self.entered[label].asr)
-                self.lagged = min(pace, self.lagged or pace)
-            return False
-        if isinstance(error, ConfigError | ModelError):
-            self.refused.add(label)
+        return enough
+
+    def _searched(self, label: str, row: dict[str, Any], error: Exception | None) -> bool:
+        """Where a configuration of a study of capacity goes on after this run; whether its turn ends."""
+        search = self.searches[label]
+        if error is None:
+            search.ran("kept" if row["kept"] else "broke", step_down(self.spec, row))
             return True
+        if isinstance(error, GeneratorLagged):
+            search.ran("lagged", STEP_DOWN_LAGGED)
+        elif isinstance(error, DeviceMemoryError) and search.level > 1:
+            search.ran("refused", STEP_DOWN_REFUSED)
+        else:
+            self._refuse(label, error)
+            return True
+        return search.carried > 0 or search.closed
+
+    def _at_one_load(self, label: str, row: dict[str, Any], error: Exception | None) -> bool:
+        """The same of a study whose load is given, or offline."""
         if isinstance(error, StepTimeout) and self.plan is not None:
             if any(other["kept"] is not None for other in self.rows):
                 return True  # the others have done this many: fewer would not compare
             self.plan = self.plan.fewer()
             return False
-        if self.spec.finds_capacity and row["kept"] is False:
-            self.streams[label] = max(1, int(self.streams[label] * step_down(self.spec, row)))
-            self.held.pop(label, None)  # its own limits bound it now
-        return True
+        self._refuse(label, error)
+        return not isinstance(error, GeneratorLagged)
 
-    def _hold(self, label: str) -> None:
-        """Take a configuration below the level at which the load generator lagged, with it or with another; one that was spoken and kept its
-        limits stays."""
-        if any(row["label"] == label and row["kept"] for row in self.rows):
-            return
-        if self.lagged is None:
-            return
-        chunk_s = self.host.chunk_s(self.entered[label].asr)
-        if self.streams[label] / chunk_s >= self.lagged:
-            self.held[label] = max(1, round(self.lagged * chunk_s))
-            self.streams[label] = max(1, int(self.lagged * chunk_s * STEP_DOWN_LAGGED))
+    def _refuse(self, label: str, error: Exception | None) -> None:
+        if isinstance(error, ConfigError | ModelError):
+            self.refused.add(label)
 
     def _measured(self, label: str, number: int) -> tuple[dict[str, Any], Exception | None]:
         """One run as a row; kept: whether it kept every limit that could be measured, None if nothing was, with the error that says why."""
         spec, seed = self.spec, self.entered[label].load.seed + LIVE_SEEDS + number
-        config = at_streams(replace(self.entered[label], **{"load.seed": seed}), self.streams[label])
+        config = at_streams(replace(self.entered[label], **{"load.seed": seed}), self.searches[label].level)
         row: dict[str, Any] = {"label": label, "kept": None, "why": ""}
         what = LiveRun()
         if spec.offline is not None and self.plan is not None:
             what = LiveRun(self.plan.work(), spec.offline.concurrency, self.plan.most_s[label])
         else:
             row["streams"] = config.load.streams
-        if label in self.held:
-            row["held_below_streams"] = self.held[label]
         try:
             record, graphs = self.host.run(config, what)
             _check_latency(record)
@@ -254,6 +260,14 @@ class _Confirmation:
     def _tell(self, note: str) -> None:
         self.notes.append(note)
         self.host.say(f"  {self.spec.name}: {note}")
+
+    def _tell_open(self, label: str) -> None:
+        search = self.searches[label]
+        if search.carried and not search.closed:
+            beyond = "more were not tried" if search.ceiling is None else f"{search.ceiling} were not"
+            self._tell(
+                f"{label}: {search.carried} streams were kept, {beyond}; its level was not narrowed down further"
+            )
 
     def _offline_notes(self) -> list[str]:
         work = self.spec.offline

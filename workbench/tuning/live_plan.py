@@ -17,8 +17,9 @@ from workbench.measure.offline_run import thinned
 from workbench.tuning.run import work_lengths
 from workbench.tuning.spec import OfflineWork, StudySpec
 
-# Of its streams, what a configuration that broke a limit goes on with: by how far it missed, within these.
-STEP_DOWN_LEAST, STEP_DOWN_MOST, STEP_DOWN_LAGGED = 0.9, 0.5, 0.7
+# Of its streams, what a configuration that broke a limit goes on with: by how far it missed, within these; and one whose load generator lagged, or
+# for which the device had no memory.
+STEP_DOWN_LEAST, STEP_DOWN_MOST, STEP_DOWN_LAGGED, STEP_DOWN_REFUSED = 0.9, 0.5, 0.7, 0.5
 # Of the budget, what the recordings themselves may take by the twin: recognisers are built and warmed up in the rest.
 RECORDINGS_SHARE = 0.8
 # A run that takes longer than this many times what the twin says is given up; the least leaves time for a recogniser's first batches.

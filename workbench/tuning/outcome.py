@@ -23,7 +23,8 @@ from typing import Any
 from workbench.config import Config, to_dict
 from workbench.errors import StudyError
 from workbench.results import Record, command_line, environment
-from workbench.tuning.confirm import AGAIN
+from workbench.tuning.confirm import AGAIN, HELD
+from workbench.tuning.level_search import RESOLUTION, carried_level
 from workbench.tuning.result import StudyResult, TrialRow, best_yaml
 from workbench.tuning.rule import excess_of
 from workbench.tuning.spec import STREAMS, load_study
@@ -51,8 +52,8 @@ SHOWN = (
     ),
     *("recordings", "recordings_per_s", "extrapolated_share", "queue_wait_p95_ms", "execution_p50_ms"),
 )
-# Of a configuration in a study of capacity: the load generator lagged at this level, so it may carry more than it was run with.
-HELD = "held_below_streams"
+# In a study of capacity, as a share: two levels no further apart are not told apart.
+_LEVELS_APART = RESOLUTION - 1
 
 
 @dataclass(frozen=True)
@@ -179,7 +180,8 @@ def trials_csv(result: StudyResult) -> str:
 
 def live_summary(result: StudyResult, live: Record | None) -> dict[str, dict[str, Any]]:
     """Per label of the real runs: medians of their numbers, whether the bounds keep every limit, the single values of the first objective, and
-    in a study of capacity why no more streams; `runs` 0 and why, if nothing was measured."""
+    in a study of capacity, at the level that is carried or else the lowest that was measured, why no more streams; `runs` 0 and why, if nothing
+    was measured."""
     found: dict[str, dict[str, Any]] = {}
     for label in dict.fromkeys(row["label"] for row in (live.rows if live is not None else ())):
         rows = [row for row in (live.rows if live is not None else ()) if row["label"] == label]
@@ -187,15 +189,17 @@ def live_summary(result: StudyResult, live: Record | None) -> dict[str, dict[str
         if not measured:
             found[label] = {"runs": 0, "why": _why_nothing(rows)}
             continue
-        bound = {}
-        if result.spec.finds_capacity:  # the level that it was taken down to is what counts
-            measured = [row for row in measured if row["streams"] == measured[-1]["streams"]]
-            bound = _bound(measured[-1], rows)
+        bound, carries = {}, True
+        if result.spec.finds_capacity:
+            carried = carried_level((row["streams"], row["kept"]) for row in measured)
+            level, carries = carried or min(row["streams"] for row in measured), carried > 0
+            bound = _bound(carried, rows)
+            measured = [row for row in measured if row["streams"] == level]
         first = result.spec.objectives[0].number
         found[label] = {
             **bound,
             "runs": len(measured),
-            "keeps_limits": _keeps(result, measured),
+            "keeps_limits": carries and _keeps(result, measured),
             "single_runs": [row[first] for row in measured if first in row],
             **_shown(result, {name: _median(measured, name) for name in measured[0]}),
         }
@@ -208,20 +212,25 @@ def _why_nothing(rows: list[dict[str, Any]]) -> str:
     return f"at {', '.join(tried)} streams: {rows[-1]['why']}" if tried else str(rows[-1]["why"])
 
 
-def _bound(reached: Mapping[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Why a configuration was not run with more streams than the level that it reached."""
-    if (held := reached.get(HELD)) is not None:
+def _bound(carried: int, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Why a configuration is not said to carry more: the lowest level above that was not kept, or the load generator's."""
+    beyond = [row for row in rows if row["kept"] is not True and row.get("streams", 0) > carried]
+    if not carried:  # its own limits, wherever else a generator lagged
+        beyond = [row for row in beyond if row["kept"] is False]
+    lowest = min(beyond, key=lambda row: row["streams"], default=None)
+    held = min((row[HELD] for row in rows if row.get(HELD, 0) > carried), default=None)
+    if carried and held is not None and (lowest is None or held <= lowest["streams"]):
         return {HELD: held, "why": f"the load generator lagged at {held} streams, so this one may carry more"}
-    above = [row for row in rows if row.get("streams", 0) > reached["streams"] and row["kept"] is False]
-    if above:
-        lowest = min(above, key=lambda row: row["streams"])
-        return {"why": f"at {lowest['streams']} streams: {lowest['why']}"}
-    return {"why": reached["why"] or "more were not tried: the twin gave it no more"}
+    return {"why": "more were not tried" if lowest is None else f"at {lowest['streams']} streams: {lowest['why']}"}
 
 
 def headline(result: StudyResult, sections: Mapping[str, Any], noise: float | None) -> str:
-    """The finding in one sentence, by the real runs if there are any. noise: how far two equal real runs lie apart; no more is no difference."""
+    """The finding in one sentence, by the real runs if there are any. noise: how far two equal real runs lie apart; no more is no difference, nor
+    is what lies within the resolution of levels."""
     number, best = result.spec.objectives[0].number, sections.get("best", {})
+    apart, within = noise, "the noise"
+    if result.spec.finds_capacity and (noise or 0.0) < _LEVELS_APART:
+        apart, within = _LEVELS_APART, "the tenth to which levels are found"
     if best.get("live") is None or number not in best["live"]:
         why = (best.get("live") or {}).get("why")
         return f"On the digital twin: {result.headline}" + (f"; its real runs were not measured: {why}" if why else "")
@@ -237,8 +246,8 @@ def headline(result: StudyResult, sections: Mapping[str, Any], noise: float | No
             continue
         less = (share > 0) == (result.spec.objectives[0].direction == "minimise")
         broken = "" if other.get("keeps_limits") else " (which breaks a limit)"
-        if noise is not None and abs(share) <= noise:
-            against.append(f"no different from {name.replace('_', ' ')}'s {other[number]:.4g} within the noise{broken}")
+        if apart is not None and abs(share) <= apart:
+            against.append(f"no different from {name.replace('_', ' ')}'s {other[number]:.4g} within {within}{broken}")
             continue
         against.append(
             f"{'at least ' if held is not None else ''}{abs(share) * 100:.1f} % {'less' if less else 'more'} than {name.replace('_', ' ')}'s {other[number]:.4g}{broken}"
@@ -349,10 +358,11 @@ def _gain(result: StudyResult, other: float | None, best: float | None) -> float
 
 
 def _known_gain(result: StudyResult, other: Mapping[str, Any], best: Mapping[str, Any]) -> float | None:
-    """The gain of the best, at least; None where the other, or a best that looks no better, may carry more than the load generator spoke."""
+    """The gain of the best, at least; None where the other, or a best that looks no better than levels are found, may carry more than the load
+    generator spoke."""
     number = result.spec.objectives[0].number
     share = _gain(result, other.get(number), best.get(number))
-    unknown = HELD in other or (HELD in best and share is not None and share <= 0)
+    unknown = HELD in other or (HELD in best and share is not None and share <= _LEVELS_APART)
     return None if unknown else share
 
 
