@@ -66,6 +66,7 @@ def test_a_step_slowed_in_traffic_costs_more_by_that_much(model, clips, lone, sl
     assert unseen["ms_p50"] == pytest.approx(before["ms_p50"] * costs.numbers["traffic_over_lone"], rel=1e-3)
     assert (costs.numbers["wake_us_per_item"] > 0) == (slots > 1)
     assert costs.numbers["dispatch_us"] > 0
+    assert (costs.numbers["handover_us"] > 0) == (UNTOLD not in costs.notes)
     # On a busy machine the generator may lag, which the record then says.
     assert (costs.numbers["arrival_delay_us"] > 0) == (UNTOLD not in costs.notes)
     assert CostTable.from_record(costs).wake_s == pytest.approx(1e-6 * costs.numbers["wake_us_per_item"])

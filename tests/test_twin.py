@@ -281,6 +281,34 @@ def test_a_busy_worker_turns_around_before_its_next_batch_and_an_idle_one_does_n
     assert found.min() == pytest.approx(10.3) and found.max() == pytest.approx(10.3 + 2.0 + 10.0)
 
 
+def test_callers_take_turns_so_that_one_interpreter_bounds_the_chunks_a_second_whatever_the_device_does() -> None:
+    """Steps that take no time: a chunk is done when its caller had its turn, which a recursion over the due times tells."""
+    config = configured(8, max_batch_size=1)
+    schedule, table = scheduled(config, [64_000]), handed_over(1e-6, handover_us=4000.0)
+    turns, handed_s = [], -1.0
+    for due in schedule.due_s.tolist():
+        handed_s = max(due, handed_s + 0.004)
+        turns.append(handed_s - due)
+    waited_ms = 1e3 * np.asarray(turns)[~schedule.final]
+    assert waited_ms.max() > 1.0
+    found = simulate(config, table, schedule).numbers
+    assert found["latency_p95_ms"] == pytest.approx(float(np.percentile(waited_ms, 95)), abs=1e-3)
+    # 100 chunks a second of 4 ms leave room; of 11 ms, or of 4 ms and 7 ms for each result, they do not.
+    late = [
+        simulate(config, handed_over(1e-6, **taken), schedule).numbers["late_share"]
+        for taken in (
+            {"handover_us": 4000.0},
+            {"handover_us": 11_000.0},
+            {"handover_us": 4000.0, "wake_us_per_item": 7000.0},
+        )
+    ]
+    assert late[0] == 0.0 and min(late[1:]) > 0.5
+    alone = simulate(
+        replace(config, **{"asr.batching.enabled": False, "load.streams": 1}), table, scheduled(configured(1))
+    )
+    assert alone.numbers["latency_p99_ms"] < 0.1  # without batching the caller is the worker
+
+
 @given(
     streams=st.integers(1, 6),
     delay_us=st.sampled_from([0, 3000, 20_000]),
@@ -316,6 +344,8 @@ def test_handing_over_loses_nothing_and_never_makes_a_lone_stream_faster(
     ),
     dispatch_us=st.sampled_from([0, 300, 10_000_000]),
     turnaround_us=st.sampled_from([0, 300, 10_000_000]),
+    handover_us=st.sampled_from([0, 300, 10_000_000]),
+    wake_us_per_item=st.sampled_from([0, 300, 10_000_000]),
     coordinated=st.booleans(),
     aligned=st.booleans(),
     cohort=st.integers(0, 4),
@@ -323,7 +353,7 @@ def test_handing_over_loses_nothing_and_never_makes_a_lone_stream_faster(
 @settings(max_examples=60, deadline=None)
 def test_however_long_handing_over_takes_a_run_ends_and_every_row_in_its_order(
     streams: int, seconds: float, options: dict[str, Any], dispatch_us: float, turnaround_us: float,
-    coordinated: bool, aligned: bool, cohort: int,
+    handover_us: float, wake_us_per_item: float, coordinated: bool, aligned: bool, cohort: int,
 ) -> None:  # fmt: skip
     config = configured(streams, seconds, "aligned" if aligned else "staggered", **options)
     config = replace(config, **{"load.coordinated": coordinated})
@@ -333,7 +363,13 @@ def test_however_long_handing_over_takes_a_run_ends_and_every_row_in_its_order(
         seen["completed"] = np.asarray(times[1])
         return run_record(kind, config, schedule, times, stage, host)
 
-    table = handed_over(4.0, dispatch_us=dispatch_us, turnaround_us=turnaround_us)
+    table = handed_over(
+        4.0,
+        dispatch_us=dispatch_us,
+        turnaround_us=turnaround_us,
+        handover_us=handover_us,
+        wake_us_per_item=wake_us_per_item,
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("workbench.measure.twin.run_record", keep)
         try:

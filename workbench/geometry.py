@@ -19,12 +19,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 from workbench.errors import ConfigError
 
 
-class Chunk(NamedTuple):
+@dataclass(frozen=True)
+class Chunk:
     """What step `index` feeds to the encoder: mel frames [start_mel - history_mel, stop_mel), dropping `drop_encoded` outputs."""
 
     index: int

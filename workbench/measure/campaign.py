@@ -216,9 +216,7 @@ class Campaign:
         self._costs(name, context, True, encoder)
         self._traffic(name, context, streams, encoder)
 
-    def _traffic(
-        self, name: str, context: tuple[int, int], streams: tuple[int, ...], encoder: str = "nemo"
-    ) -> None:
+    def _traffic(self, name: str, context: tuple[int, int], streams: tuple[int, ...], encoder: str = "nemo") -> None:
         """The costs of `name` as live traffic pays them, in its place; those of the lone loop stay as `NAME_lone`."""
         lone = Record.load(self.out / f"{name}.json")
         rows = max(2 * max(streams), max(self.sizes.batches))

@@ -23,6 +23,7 @@ from workbench.measure.steps import KINDS, Kind, PreparedSteps
 from workbench.model.speech import Samples
 from workbench.results import Record
 from workbench.runtime.recognizer import Recognizer
+from workbench.runtime.resident_stage import ResidentStage
 
 
 def measure_costs(
@@ -68,9 +69,10 @@ def measure_costs(
 
 def capture_rows(recognizer: Recognizer) -> list[dict[str, object]]:
     """Where the step is graphed, a row {stage: capture, batch, capture_ms, bytes, pool_bytes} per batch size of the ladder: all graphs of that
-    size together; the pool is what all sizes share. Nothing is captured for it: it is what `warm_up` and the measurement took."""
+    size together; the pool is what all sizes share. Nothing is captured for it: it is what `warm_up` and the measurement took. None for a resident
+    engine, even where NeMo's step was graphed before on the same model."""
     step, ladder = attached_step(recognizer.loaded.model.encoder), recognizer.stage.encoder.ladder
-    if step is None or ladder is None:
+    if step is None or ladder is None or isinstance(recognizer.stage, ResidentStage):
         return []
     geometry = recognizer.loaded.geometry
     lengths = {geometry.chunk(index).input_mel_frames for index in range(3)}

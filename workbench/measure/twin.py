@@ -217,7 +217,7 @@ class _Run:
         self._batcher, self._worker, self._barrier = batcher, worker, barrier
         self._arrival_s, self._wake_s = worker.costs.arrival_s, worker.costs.wake_s
         self._handover_s = worker.costs.handover_s
-        self._callers_at = -math.inf  # when the interpreter has time for the next caller
+        self._free_at = -math.inf  # until when the interpreter was busy with callers
         # Batched, the end of an utterance leaves without waiting for company, as it does live.
         self._cohort = np.where(schedule.final & (cohort is not None), 1, cohort or 0).tolist()
         self._due_s: list[float] = schedule.due_s.tolist()
@@ -239,7 +239,7 @@ class _Run:
         while True:
             if self._running is None:
                 deadline = batcher.next_deadline() if self._takes_at is None else self._takes_at
-                at = max(due_s[row], self._callers_at) if row < rows else math.inf
+                at = max(due_s[row], self._free_at + handover_s) if row < rows else math.inf
                 event = min(at, math.inf if deadline is None else deadline)
                 if self._barrier is not None:
                     event = min(event, self._barrier.deadline)
@@ -250,10 +250,10 @@ class _Run:
                 now = self.now = self._done_at
             while row < rows and due_s[row] <= now:
                 if handover_s:
-                    at = max(due_s[row], self._callers_at)
+                    at = max(due_s[row], self._free_at + handover_s)
                     if at > now:
                         break
-                    self._callers_at = at + handover_s
+                    self._free_at = at
                     arrive(row, at)
                 else:
                     arrive(row, due_s[row])
@@ -325,9 +325,9 @@ class _Run:
         batch, self._running, self._idle_since = self._running, None, now
         self._batcher.finish(batch, now)
         completed, busy, backlogs = self.completed_s, self._busy, self._backlog
-        told_from = max(now, self._callers_at)
+        told_from = max(now, self._free_at)
         if self._handover_s:
-            self._callers_at = told_from + len(batch.items) * self._wake_s
+            self._free_at = told_from + len(batch.items) * self._wake_s
         for position, row in enumerate(batch.items, 1):
             # Everything runs `arrival_s` behind the load; callers learn of the results one after the other.
             completed[row] = told_from + self._arrival_s + position * self._wake_s

@@ -11,6 +11,7 @@ next recogniser while the device has room. Python's garbage collector rests duri
 from __future__ import annotations
 
 import dataclasses
+import gc
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,7 +37,6 @@ from workbench.tuning.rule import not_carried
 
 # A backlog that takes as long to work off as the load took to speak is twice what is carried; short loads get a little more.
 DRAIN_LEAST_S, DRAIN_MOST_S = 2.0, 10.0
-OUTPUT_FRAME_S = 0.08
 
 
 @dataclass(frozen=True)
@@ -89,12 +89,6 @@ class LiveHost:
         self._loaded = loaded
         return loaded
 
-    def chunk_s(self, asr: AsrConfig) -> float:
-        """Seconds of a chunk of a configuration; the model is asked only where the configuration leaves the context to it."""
-        if asr.att_context_size is None:
-            return self.model(asr).geometry.chunk_s
-        return OUTPUT_FRAME_S * (1 + asr.att_context_size[1])
-
     def notes(self, asr: AsrConfig) -> list[str]:
         """What must be read with the numbers of this model here."""
         loaded = self.model(asr)
@@ -115,6 +109,7 @@ class LiveHost:
 
     def _run(self, config: Config, what: LiveRun) -> tuple[Record, dict[str, Any]]:
         loaded = self.model(config.asr)
+        gc.collect()  # an engine's rows and graphs lie in cycles: those of the last run make room for this one's
         if not config.asr.cuda_graphs or _crowded(loaded):
             set_streaming_cuda_graphs(loaded.model, False)  # frees what earlier recognisers captured
         with still_collector(), Recognizer(loaded, config) as recognizer:
