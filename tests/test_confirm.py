@@ -183,6 +183,19 @@ def test_a_level_that_cannot_be_spoken_steps_down_at_once_and_then_up_to_what_ca
     assert not any("narrowed" in note for note in live.notes)
 
 
+def test_what_is_deployed_has_rows_for_what_the_real_runs_carried_or_without_them_for_what_the_twin_did(
+    tmp_path: Path,
+) -> None:
+    result = crowded(tmp_path)
+    twin = Outcome.of(result)
+    live = Outcome.of(result, confirm(result, Mute(60), ConfirmOptions(rounds=1, finalists=1)))
+    assert live.data["best"]["live"]["streams"] <= 60 < twin.data["best"]["twin"]["streams"]
+    for outcome, carried in ((twin, twin.data["best"]["twin"]), (live, live.data["best"]["live"])):
+        text = outcome.best_yaml()
+        assert yaml.safe_load(text)["asr"]["batching"]["state_arena_slots"] == 2 * carried["streams"]
+        assert f"rows for {carried['streams']:.0f} live streams" in " ".join(text.replace("#", " ").split())
+
+
 def test_where_every_configuration_ends_at_one_level_of_the_generator_nothing_tells_them_apart(tmp_path: Path) -> None:
     result = crowded(tmp_path)
     rows = [

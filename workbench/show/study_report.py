@@ -19,7 +19,6 @@ from workbench.results import Record
 from workbench.show import plots, study_plots
 from workbench.tuning.outcome import Outcome
 from workbench.tuning.report import Chart, Fact, Report, Section, Table, write_report
-from workbench.tuning.result import best_yaml
 
 REPORT_FILE = "report.html"
 TOP_TRIALS = 15
@@ -212,7 +211,7 @@ def _trials(outcome: Outcome) -> Section | None:
 def _best(outcome: Outcome) -> Section | None:
     if outcome.result.best is None:
         return None
-    return Section("The configuration to deploy", code=best_yaml(outcome.result, outcome.data["headline"]))
+    return Section("The configuration to deploy", code=outcome.best_yaml())
 
 
 def _named(name: str) -> str:

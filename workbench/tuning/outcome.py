@@ -27,7 +27,7 @@ from workbench.tuning.confirm import AGAIN, HELD
 from workbench.tuning.level_search import RESOLUTION, carried_level
 from workbench.tuning.result import StudyResult, TrialRow, best_yaml
 from workbench.tuning.rule import excess_of
-from workbench.tuning.spec import STREAMS, load_study
+from workbench.tuning.spec import STREAMS, at_streams, load_study
 from workbench.tuning.study import load_result
 
 RESULTS_FILE, TRIALS_FILE, BEST_FILE, LIVE_FILE = "results.json", "trials.csv", "best.yaml", "live.json"
@@ -102,6 +102,16 @@ class Outcome:
         }
         return cls(result, live, data)
 
+    def best_yaml(self) -> str:
+        """The best configuration as a file; of a study of capacity with an arena for the streams that it was found to carry: more rows may not
+        even fit the device. Raises StudyError if no trial kept every limit."""
+        best, config = self.data.get("best") or {}, self.result.best_config
+        if config is not None and self.result.spec.finds_capacity:
+            live, twin = best.get("live") or {}, best.get("twin") or {}
+            told = live if live.get("keeps_limits") else twin
+            config = at_streams(config, int(told["streams"])) if "streams" in told else config
+        return best_yaml(self.result, self.data["headline"], config)
+
 
 def write_outcome(outcome: Outcome, folder: str | Path) -> list[Path]:
     """Write results.json, trials.csv and, if a configuration kept every limit, best.yaml; returns their paths."""
@@ -111,7 +121,7 @@ def write_outcome(outcome: Outcome, folder: str | Path) -> list[Path]:
         TRIALS_FILE: trials_csv(result),
     }
     if result.best is not None:
-        texts[BEST_FILE] = best_yaml(result, outcome.data["headline"])
+        texts[BEST_FILE] = outcome.best_yaml()
     else:
         (root / BEST_FILE).unlink(missing_ok=True)
     for name, text in texts.items():
@@ -143,7 +153,7 @@ def best_of(study: str | Path) -> str:
         if not committed.exists():
             raise
         return committed.read_text(encoding="utf-8")
-    return best_yaml(outcome.result, outcome.data["headline"])
+    return outcome.best_yaml()
 
 
 def trials_csv(result: StudyResult) -> str:

@@ -231,28 +231,32 @@ def read_result(spec: StudySpec, default_config: Config, study: optuna.Study) ->
     return StudyResult(spec, default_config, trials, ranked, best, pareto, tuple(notes), *told)
 
 
-def best_yaml(result: StudyResult, headline: str | None = None) -> str:
-    """A configuration file that `load_config` reads unchanged. Raises StudyError if no trial kept every constraint."""
-    if result.best_config is None:
+def best_yaml(result: StudyResult, headline: str | None = None, config: Config | None = None) -> str:
+    """A configuration file that `load_config` reads unchanged; config: instead of the best trial's as it ran on the twin. Raises StudyError if no trial
+    kept every constraint."""
+    config = config or result.best_config
+    if config is None:
         raise StudyError(f"study {result.spec.name}: {result.headline}; {'; '.join(result.notes)}")
     best = result.best
     sentences = (
         f"Best configuration of study {result.spec.name}, trial {best.number if best else 0}.",
         f"{headline or result.headline}.",
-        _found_under(result),
+        _found_under(result, config),
     )
     comment = "".join(f"# {line}\n" for sentence in sentences for line in textwrap.wrap(sentence, 100))
-    return comment + yaml.safe_dump({"asr": to_dict(result.best_config)["asr"]}, sort_keys=False)
+    return comment + yaml.safe_dump({"asr": to_dict(config)["asr"]}, sort_keys=False)
 
 
-def _found_under(result: StudyResult) -> str:
+def _found_under(result: StudyResult, config: Config) -> str:
     work, load = result.spec.offline, result.default_config.load
     if work is not None:
         return (
             f"Found with {work.recordings} recordings of each of {', '.join(work.lengths)}, {work.concurrency} at once."
         )
     streams = "a searched number of" if STREAMS in result.spec.space else load.streams
-    return f"Found under {streams} live streams, {load.starts} starts, {load.seconds:g} s."
+    found = f"Found under {streams} live streams, {load.starts} starts, {load.seconds:g} s."
+    rows = f" Its arena has rows for {config.load.streams} live streams." if result.spec.finds_capacity else ""
+    return found + rows
 
 
 def _trial_row(space: Space, trial: FrozenTrial) -> TrialRow | None:
