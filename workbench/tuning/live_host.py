@@ -105,7 +105,8 @@ class LiveHost:
         try:
             return self._run(config, what)
         except torch.OutOfMemoryError as error:
-            raise DeviceMemoryError(f"the device is out of memory ({error})") from error
+            # PyTorch's text goes on about its allocator; what did not fit comes first.
+            raise DeviceMemoryError(f"the device is out of memory ({str(error).split(' GPU ')[0].strip()})") from error
 
     def _run(self, config: Config, what: LiveRun) -> tuple[Record, dict[str, Any]]:
         loaded = self.model(config.asr)
