@@ -14,7 +14,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from workbench.errors import RecordError
 from workbench.results import Record
@@ -24,6 +24,8 @@ from workbench.show.step_figures import fast_table_figure, graphed_table_figure,
 from workbench.show.study_plots import history
 from workbench.show.timeline import idle_bar_figure
 
+# Levels further apart than this are drawn on a logarithmic axis.
+WIDE_RANGE = 10
 # What a run was asked for or found, not what it measured.
 SETTINGS = ("seconds", "factor", "rounds", "repeats", "load_average", "most_waiting_s")
 UNITS = ("_per_second", "_per_s", "_ms", "_us", "_s", "_mib", "_bytes", "_share")
@@ -199,25 +201,39 @@ def _lines(axes: Axes, xs: Sequence[float], series: Mapping[str, Sequence[float 
 
 
 def confirm_figure(record: Record) -> Figure:
-    """Every real run of the finalists of a study: RTFx of recordings, streams where runs differ in them, else p95; hollow: broke a limit."""
-    measured = [row for row in record.rows if row.get("kept") is not None]
+    """Every real run of the finalists of a study: RTFx of recordings, streams where runs differ in them, else p95. Hollow: broke a limit; crossed, of
+    streams: not measured, since the load generator lagged or there was no memory."""
+    rows, measured = record.rows, [row for row in record.rows if row.get("kept") is not None]
     if not measured:
         raise RecordError("confirm: no run was measured; there is nothing to draw")
     name = "rtfx" if any("rtfx" in row for row in measured) else "latency_p95_ms"
     if len({row.get("streams") for row in measured}) > 1:
         name = "streams"
-    labels = list(dict.fromkeys(row["label"] for row in record.rows))
+    drawn = [row for row in (rows if name == "streams" else measured) if row.get(name) is not None]
+    labels = list(dict.fromkeys(row["label"] for row in rows))
     figure = Figure(figsize=(7.0, 1.2 + 0.4 * len(labels)), layout="constrained")
     axes = figure.subplots()
     colour = STYLES[0][0]
-    for row in (row for row in measured if row.get(name) is not None):
-        inside = colour if row["kept"] else "white"
-        axes.plot(row[name], labels.index(row["label"]), marker="o", color=colour, markerfacecolor=inside)
+    for row in drawn:
+        style = (
+            {"marker": "x"}
+            if row["kept"] is None
+            else {"marker": "o", "markerfacecolor": colour if row["kept"] else "white"}
+        )
+        axes.plot(row[name], labels.index(row["label"]), color=colour, linestyle="", **style)
     axes.set_yticks(range(len(labels)), [label.replace("_", " ") for label in labels])
     axes.set_ylim(len(labels) - 0.5, -0.5)
-    axes.set_xlim(left=0)
+    values = [row[name] for row in drawn]
+    if name == "streams" and max(values) > WIDE_RANGE * min(values):
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    else:
+        axes.set_xlim(left=0)
+    said = {False: "; hollow: broke a limit", None: "; crossed: not measured"}
     axes.set_xlabel(
-        f"{title(name)}, a dot a run" + ("; hollow: broke a limit" if not all(r["kept"] for r in measured) else "")
+        f"{title(name)}, a dot a run" + "".join(said[k] for k in said if any(row["kept"] is k for row in drawn))
     )
     return figure
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import yaml
@@ -17,11 +18,15 @@ from matplotlib.figure import Figure
 from workbench.errors import RecordError
 from workbench.results import Record
 from workbench.show import plots, study_plots
+from workbench.show.record_figure import confirm_figure
+from workbench.tuning.confirm import HELD
 from workbench.tuning.outcome import Outcome
 from workbench.tuning.report import Chart, Fact, Report, Section, Table, write_report
 
 REPORT_FILE = "report.html"
 TOP_TRIALS = 15
+# Characters of why a run was not kept; the whole text is in live.json.
+LONGEST_REASON = 90
 
 
 def write_study_report(outcome: Outcome, folder: str | Path) -> Path:
@@ -66,7 +71,11 @@ def _facts(outcome: Outcome) -> list[Fact]:
         found = ((section or {}).get(where) or {}).get(number)
         if found is not None:
             kept = "" if section[where].get("keeps_limits", True) else ", breaks a limit"
-            facts.append(Fact(f"{plots.title(number)}, {_named(name)}", f"{found:.4g}", f"{_where(where)}{kept}"))
+            held = section[where].get(HELD)
+            least = "" if held is None else f", at least: the load generator lagged at {held}"
+            facts.append(
+                Fact(f"{plots.title(number)}, {_named(name)}", f"{found:.4g}", f"{_where(where)}{kept}{least}")
+            )
     noise = {where: data["noise"][f"{where}_again_difference_share"] for where in ("live", "twin")}
     where = "live" if noise["live"] is not None else "twin"
     if noise[where] is not None:
@@ -150,31 +159,27 @@ def _runs(outcome: Outcome) -> Section | None:
     if live is None:
         return None
     spec = outcome.result.spec
-    wanted = dict.fromkeys(
-        [
-            *(o.number for o in spec.objectives),
-            *(c.number for c in spec.constraints),
-            "latency_p50_ms",
-            "batch_size_mean_items",
-        ]
-    )
+    numbers = [o.number for o in spec.objectives] + [c.number for c in spec.constraints]
+    wanted = list(dict.fromkeys(["streams", *numbers, "latency_p50_ms", "batch_size_mean_items"]))
     rows = [
         [
             row["round"],
             _named(row["label"]),
-            row.get("streams"),
             *(row.get(name) for name in wanted),
             row["kept"],
-            row["why"],
+            shorten(row["why"], LONGEST_REASON, placeholder=" …"),
         ]
         for row in live.rows
     ]
-    columns = ["round", "configuration", "streams", *map(plots.title, wanted), "keeps limits", "why not"]
+    columns = ["round", "configuration", *map(plots.title, wanted), "keeps limits", "why not"]
     text = (
         "Each configuration ran on a fresh recogniser in real time, in turns and with the order reversed from round to round; the best ran "
         "twice a round under two names, which shows how far equal runs lie apart."
     )
-    return Section("The real runs", (text,), (), (Table(columns, rows, "Every real run"),))
+    charts = []
+    if any(row["kept"] is not None for row in live.rows):
+        charts = [Chart(confirm_figure(live), "Every real run that was begun.")]
+    return Section("The real runs", (text,), tuple(charts), (Table(columns, rows, "Every real run"),))
 
 
 def _trials(outcome: Outcome) -> Section | None:
