@@ -121,7 +121,7 @@ record_figure(agreement)
 # %% [markdown]
 # Costs belong to a host and to a warm process. A check made right after loading the model, with costs of another host, was off by up to 28 %.
 # Below, costs of one sitting (whole steps, in traffic) against its four paced runs. Up to 64 streams p95 is within a twentieth; at 128 the twin is
-# too low. It leaves out threads that compete for the interpreter.
+# too low: steps wait for the interpreter there, which costs taken in traffic of up to 40 streams do not show.
 
 # %%
 h200_costs, paced = (Record.load(f"../studies/h200/{name}.json") for name in ("paced_costs", "paced"))
