@@ -183,6 +183,23 @@ def test_a_level_that_cannot_be_spoken_steps_down_at_once_and_then_up_to_what_ca
     assert not any("narrowed" in note for note in live.notes)
 
 
+def test_a_level_that_was_kept_in_every_run_is_carried_however_the_runs_differ(tmp_path: Path) -> None:
+    """Two runs at 90 and 95 ms of 100: their bound would break the limit, where a level that ran once has none."""
+    result = crowded(tmp_path)
+
+    def p95_ms(config: Config) -> float:
+        if config.asr.batching.max_batch_size == 32:
+            return 90.0 if config.load.seed % 2 else 95.0
+        return 100 * config.load.streams / 60
+
+    live = confirm(result, Scripted(p95_ms), ConfirmOptions(rounds=2, finalists=1, most_streams=200))
+    assert levels_of(live, "best") == [(200, True), (200, True)] and levels_of(live, "default")[-1][0] < 70
+    outcome = Outcome.of(result, live)
+    assert outcome.result.best is result.best and outcome.data["best"]["live"]["keeps_limits"] is True
+    assert outcome.data["headline"].startswith("In real runs: streams 200: ")
+    assert yaml.safe_load(outcome.best_yaml())["asr"]["batching"]["state_arena_slots"] == 400
+
+
 def test_what_is_deployed_has_rows_for_what_the_real_runs_carried_or_without_them_for_what_the_twin_did(
     tmp_path: Path,
 ) -> None:

@@ -5,7 +5,7 @@
 #   COSTS  folder with the cost records that the studies name (studies/h200). Of run_measure.sh, costs and traffic measure stage_costs.json,
 #          offline_costs that of its name, dense dense_high dense_resident dense_resident_high the dense_costs_*.json. A study that lacks one is left out
 # The part search needs no GPU: run it elsewhere first, with the same OUT, and here only what is left is done.
-# ONLY: names of studies; REAL_S: seconds of all real runs together; LOAD_S: those of loading the model and writing the files. STUDIES (a folder of
+# ONLY: names of studies; REAL_S: whole seconds of all real runs together; LOAD_S: those of loading the model and writing the files. STUDIES (a folder of
 # smaller ones), SECONDS_RUN, ROUNDS, TRIALS, MOST_STREAMS and SET ("key=value ...", for the search) make it small for a try.
 set -uo pipefail
 out=$1 costs=${2:-studies/h200}; shift $(($# < 2 ? $# : 2)); parts=${*:-search confirm}
@@ -14,11 +14,15 @@ export REAL_S=${REAL_S:-200}
 has() { [[ " $parts " == *" $1 "* ]]; }
 mkdir -p "$out/h200"; cp "$costs"/*costs*.json "$out/h200/" # beside the studies, as they name them
 studies=()
-for name in ${ONLY:-latency_80ms capacity_slo pareto graph_buckets offline_bucket}; do
+known="latency_80ms capacity_slo pareto graph_buckets offline_bucket"
+for part in $parts; do [[ $part == search || $part == confirm ]] || { echo "== no such part: $part; allowed are search and confirm"; exit 2; }; done
+for name in ${ONLY:-$known}; do
+  [[ " $known " == *" $name "* && -f ${STUDIES:-studies}/$name/study.yaml ]] || { echo "== left out: $name, no such study; allowed are $known"; continue; }
   mkdir -p "$out/$name"; cp "${STUDIES:-studies}/$name/study.yaml" "$out/$name/"
   missing=$(grep -o '\.\./h200/[a-z0-9_]*\.json' "$out/$name/study.yaml" | while read -r file; do [[ -f $out/$name/$file ]] || echo "$file"; done)
   if [[ $missing ]]; then echo "== left out: $name, no" $missing; else studies+=("$name"); fi
 done
+((${#studies[@]})) || exit 1
 search() { # name...: all at once, since none of them measures time
   local name pids=() sets=(); for name in ${SET:-}; do sets+=(--set "$name"); done
   for name in "$@"; do

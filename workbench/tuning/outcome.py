@@ -199,17 +199,20 @@ def live_summary(result: StudyResult, live: Record | None) -> dict[str, dict[str
         if not measured:
             found[label] = {"runs": 0, "why": _why_nothing(rows)}
             continue
-        bound, carries = {}, True
+        bound: dict[str, Any] = {}
         if result.spec.finds_capacity:
+            # A level is carried if every run of it kept the limits: a bound over two runs would only count against one that was repeated.
             carried = carried_level((row["streams"], row["kept"]) for row in measured)
-            level, carries = carried or min(row["streams"] for row in measured), carried > 0
+            level, keeps = carried or min(row["streams"] for row in measured), carried > 0
             bound = _bound(carried, rows)
             measured = [row for row in measured if row["streams"] == level]
+        else:
+            keeps = _keeps(result, measured)
         first = result.spec.objectives[0].number
         found[label] = {
             **bound,
             "runs": len(measured),
-            "keeps_limits": carries and _keeps(result, measured),
+            "keeps_limits": keeps,
             "single_runs": [row[first] for row in measured if first in row],
             **_shown(result, {name: _median(measured, name) for name in measured[0]}),
         }
@@ -264,7 +267,12 @@ def headline(result: StudyResult, sections: Mapping[str, Any], noise: float | No
         )
     reached = "" if held is None else f" at least (the load generator lagged at {held})"
     if not best["live"].get("keeps_limits"):
-        reached += ", though the confidence bound of its runs breaks a limit"
+        broke = (
+            "it broke a limit there"
+            if result.spec.finds_capacity
+            else "the confidence bound of its runs breaks a limit"
+        )
+        reached += f", though {broke}"
     others = [(sections[name] or {}).get("live") or {} for name in ("default", *result.spec.compare)]
     if held is not None and all(other.get(number) == best["live"][number] and other.get(HELD) for other in others):
         lagged = f"the load generator lagged at {held}, so none could be taken to its own limit"
