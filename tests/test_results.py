@@ -75,3 +75,17 @@ def test_no_percentile_of_nothing(values):
 
 def test_environment_does_not_load_torch():
     assert {"python", "system", "packages"} <= set(environment())
+
+
+@pytest.mark.parametrize(
+    "argv, command",
+    [
+        (["/somewhere/bin/workbench", "tune", "my study"], "workbench tune 'my study'"),
+        (["/somewhere/workbench/cli/__main__.py", "bench", "twin"], "python -m workbench bench twin"),
+        (["/some where/a script.py"], "'a script.py'"),
+        ([""], "python"),
+    ],
+)
+def test_the_command_of_a_record_can_be_pasted_into_a_shell_and_names_no_path(monkeypatch, argv, command):
+    monkeypatch.setattr("sys.argv", argv)
+    assert Record(kind="bench").command == command

@@ -159,7 +159,8 @@ def environment() -> dict[str, Any]:
 def command_line() -> str:
     """The command that made a record, without the machine's paths."""
     program = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
-    return shlex.join([{"__main__.py": "python -m workbench"}.get(program, program), *sys.argv[1:]])
+    program = "python -m workbench" if program == "__main__.py" else shlex.quote(program)
+    return " ".join([program, *map(shlex.quote, sys.argv[1:])])
 
 
 def _cpu_name() -> str:
