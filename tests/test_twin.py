@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from workbench.config import Config, LoadConfig, load_config, replace
@@ -350,6 +350,10 @@ def test_handing_over_loses_nothing_and_never_makes_a_lone_stream_faster(
     aligned=st.booleans(),
     cohort=st.integers(0, 4),
 )
+@example(
+    streams=4, seconds=0.5, dispatch_us=0, turnaround_us=0, handover_us=0, wake_us_per_item=10_000_000, coordinated=False, aligned=False, cohort=0,
+    options={"max_queue_delay_us": 3000, "max_batch_size": 2, "max_queue_depth": 8, "ingress_cohort_delay_us": 0, "enabled": True},
+)  # fmt: skip
 @settings(max_examples=60, deadline=None)
 def test_however_long_handing_over_takes_a_run_ends_and_every_row_in_its_order(
     streams: int, seconds: float, options: dict[str, Any], dispatch_us: float, turnaround_us: float,

@@ -226,6 +226,7 @@ class _Run:
         self._final: list[bool] = schedule.final.tolist()
         self._keys = _step_keys(schedule, extend=cohort is not None)
         self._busy = [False] * len(schedule.utterances)
+        self._told_s = [0.0] * len(schedule.utterances)  # when the last result of each was told
         self._backlog: dict[int, deque[int]] = {}
         self._running: Batch[int] | None = None
         self._done_at, self._idle_since = math.inf, -math.inf
@@ -309,8 +310,8 @@ class _Run:
 
     def _start(self, row: int, utterance: int, now: float, cohort: int | None = None) -> None:
         key = self._keys[row]
-        if key is None:  # the end of an utterance whose chunks are all done
-            self.completed_s[row] = now
+        if key is None:  # the end of an utterance whose chunks are all done; told after the last of them
+            self.completed_s[row] = max(now, self._told_s[utterance])
             return
         self._busy[utterance] = True
         try:
@@ -324,14 +325,15 @@ class _Run:
         assert self._running is not None
         batch, self._running, self._idle_since = self._running, None, now
         self._batcher.finish(batch, now)
-        completed, busy, backlogs = self.completed_s, self._busy, self._backlog
+        completed, told_s, busy, backlogs = self.completed_s, self._told_s, self._busy, self._backlog
         told_from = max(now, self._free_at)
         if self._handover_s:
             self._free_at = told_from + len(batch.items) * self._wake_s
         for position, row in enumerate(batch.items, 1):
             # Everything runs `arrival_s` behind the load; callers learn of the results one after the other.
-            completed[row] = told_from + self._arrival_s + position * self._wake_s
             utterance = self._utterance[row]
+            at = told_from + self._arrival_s + position * self._wake_s
+            completed[row] = told_s[utterance] = max(at, told_s[utterance])
             busy[utterance] = False
             if utterance in backlogs:
                 backlog = backlogs[utterance]
