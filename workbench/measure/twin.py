@@ -249,15 +249,10 @@ class _Run:
                 now = self.now = max(self.now, event)
             else:
                 now = self.now = self._done_at
-            while row < rows and due_s[row] <= now:
+            while row < rows and (at := max(due_s[row], self._free_at + handover_s)) <= now:
                 if handover_s:
-                    at = max(due_s[row], self._free_at + handover_s)
-                    if at > now:
-                        break
                     self._free_at = at
-                    arrive(row, at)
-                else:
-                    arrive(row, due_s[row])
+                arrive(row, at)
                 row += 1
             if self._barrier is not None and self._barrier.deadline <= now:
                 self._let_in(self._barrier)

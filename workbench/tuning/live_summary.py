@@ -39,8 +39,8 @@ SHOWN = (
 
 
 def live_summary(result: StudyResult, live: Record | None) -> dict[str, dict[str, Any]]:
-    """Per label of the real runs: medians of their numbers, whether the bounds keep every limit, the single values of the first objective, and
-    in a study of capacity, at the level that is carried or else the lowest that was measured, why no more streams; `runs` 0 and why, if nothing
+    """Per label of the real runs: medians of their numbers, whether the bounds keep every limit (in a study of capacity: whether a level is carried),
+    the single values of the first objective, and in a study of capacity, at the level that is carried or else the lowest that was measured, why no more streams; `runs` 0 and why, if nothing
     was measured."""
     found: dict[str, dict[str, Any]] = {}
     for label in dict.fromkeys(row["label"] for row in (live.rows if live is not None else ())):
